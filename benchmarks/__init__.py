@@ -1,0 +1,1 @@
+"""Benchmarks; each prints the ratio to a named alternative."""

@@ -1,0 +1,24 @@
+"""Bayesian privacy accounting, without TensorFlow."""
+
+from tf_bdp.accounting.accountant import (
+  DEFAULT_ORDERS as DEFAULT_ORDERS,
+)
+from tf_bdp.accounting.accountant import (
+  BayesianAccountant as BayesianAccountant,
+)
+from tf_bdp.accounting.conversion import (
+  attack_success_bound as attack_success_bound,
+)
+from tf_bdp.accounting.events import (
+  BayesianGaussianEvent as BayesianGaussianEvent,
+)
+from tf_bdp.accounting.mean_bounds import (
+  bernstein as bernstein,
+)
+from tf_bdp.accounting.mean_bounds import (
+  betting as betting,
+)
+from tf_bdp.accounting.mean_bounds import (
+  student_t as student_t,
+)
+from tf_bdp.accounting.sampled_gaussian import log_moments as log_moments

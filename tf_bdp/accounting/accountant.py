@@ -1,0 +1,533 @@
+"""The Bayesian privacy accountant."""
+
+import copy
+import functools
+import math
+import warnings
+from collections.abc import Iterable
+from typing import Any, Callable, NamedTuple, Optional
+
+import dp_accounting
+import numpy as np
+import numpy.typing as npt
+
+from tf_bdp import validation
+from tf_bdp.accounting import (
+  chord_table,
+  events,
+  mean_bounds,
+  sampled_gaussian,
+)
+from tf_bdp.accounting import (
+  conversion as conversion_lib,
+)
+from tf_bdp.accounting import (
+  ledger as ledger_lib,
+)
+
+COMPOSITIONS = ('panel', 'holder', 'product')
+
+# Few and well spread: each order's bound takes its part of δ.
+DEFAULT_ORDERS = (
+  *range(1, 9),
+  *(10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64),
+  *(80, 96, 128, 192, 256, 384, 512),
+)
+_ESTIMATOR_SHARE = 0.1
+_STATE_FORMAT = 'tf_bdp.BayesianAccountant'
+_STATE_VERSION = 1
+
+
+class _Round(NamedTuple):
+  """A sample of exp ℓ (product) or exp T ℓ (holder) that stood for rounds."""
+
+  sample: mean_bounds.MeanBound
+  repeats: int
+
+
+class BayesianAccountant(dp_accounting.PrivacyAccountant):
+  """Accounts for Bayesian differential privacy of sampled Gaussian mechanisms.
+
+  It adds up what a person who stays for all rounds may lose, in expectation
+  over the people whom the sampled units stand for:
+
+    panel: log E_x[exp Σ_t ℓ_t(x)], from the same units measured every round.
+    holder: (1/T) Σ_t log E_x[exp T ℓ_t(x)] for T rounds fixed in advance, by
+      Hölder's inequality (Triastcyn and Faltings 2020); any units each round.
+    product: Σ_t log E_x[exp ℓ_t(x)], as if people were drawn anew each round
+      (the paper's Theorem 1). It under-reports for a person who stays.
+
+  Expectations are replaced by upper confidence bounds. Those may fail, with
+  probabilities that add up to a part of δ; the rest is left for the tail of
+  the privacy loss. Where every round has a worst case, the figure is never
+  above that of differential privacy at the same orders and the whole δ.
+
+  >>> from tf_bdp.accounting.events import BayesianGaussianEvent
+  >>> event = BayesianGaussianEvent([0.01] * 1000, 0.1, 1.0, panel=True)
+  >>> accountant = BayesianAccountant().compose(event, 100)
+  >>> round(accountant.get_epsilon(1e-5), 2)
+  5.39
+  """
+
+  def __init__(
+    self,
+    composition: str = 'panel',
+    *,
+    estimator: str = 'betting',
+    direction: str = 'tight',
+    conversion: str = 'tight',
+    orders: npt.ArrayLike = DEFAULT_ORDERS,
+    estimator_delta: Optional[float] = None,
+    total_rounds: Optional[int] = None,
+    count_orders: bool = True,
+  ):
+    """Makes an accountant that has seen no round.
+
+    Args:
+      composition: 'panel', 'holder' or 'product'; see above.
+      estimator: 'betting' or 'bernstein' (valid for every distribution, need a
+        worst case), 'student_t' (the paper's, rests on its assumption) or
+        'population' (the units are the whole population; no bound is needed).
+      direction: 'tight' or 'printed'; see `log_moments`.
+      conversion: 'tight' or 'chernoff'; see `conversion.epsilon_from_costs`.
+      orders: The orders λ of the log-moments, positive integers.
+      estimator_delta: The part of δ kept for bounds that fail; by default a
+        tenth of δ.
+      total_rounds: T, which 'holder' needs in advance. The others take none.
+      count_orders: Whether δ is also shared among the orders, as it must be
+        because ε is a minimum over them. The paper does not.
+    """
+    super().__init__(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    validation.check_choice('composition', composition, COMPOSITIONS)
+    validation.check_choice(
+      'estimator', estimator, tuple(mean_bounds.ESTIMATORS)
+    )
+    validation.check_choice('direction', direction, sampled_gaussian.DIRECTIONS)
+    validation.check_choice(
+      'conversion', conversion, conversion_lib.CONVERSIONS
+    )
+    if estimator_delta is not None:
+      validation.check_delta('estimator_delta', estimator_delta)
+    if composition == 'holder':
+      if total_rounds is None:
+        raise ValueError(
+          "composition='holder' needs total_rounds, fixed before training."
+        )
+      validation.check_positive_integer('total_rounds', total_rounds)
+    elif total_rounds is not None:
+      raise ValueError(
+        f"total_rounds is for composition='holder' only. Found {composition!r}."
+      )
+    self._composition = composition
+    self._estimator = estimator
+    self._direction = direction
+    self._conversion = conversion
+    self._orders = validation.check_orders(orders)
+    self._estimator_delta = estimator_delta
+    self._total_rounds = total_rounds
+    self._count_orders = count_orders
+
+    self._entries: tuple[ledger_lib.Entry, ...] = ()
+    # 'panel': Σ_t ℓ_t of every member, [units, orders].
+    self._panel: Optional[np.ndarray] = None
+    # 'holder' and 'product': what every round's bound needs.
+    self._rounds: tuple[_Round, ...] = ()
+
+  @classmethod
+  def paper(
+    cls,
+    direction: str = 'printed',
+    orders: npt.ArrayLike = DEFAULT_ORDERS,
+    estimator_delta: Optional[float] = None,
+  ) -> 'BayesianAccountant':
+    """Returns the accountant of the paper, to reproduce its figures.
+
+    Product composition, Student's t, the conversion of Theorem 2, and δ shared
+    among rounds only. It under-reports; see the class's docstring.
+
+    Args:
+      direction: 'printed' for the maximum of Theorem 3, 'tight' for its L part.
+      orders: The orders λ.
+      estimator_delta: As for the constructor.
+    """
+    return cls(
+      'product',
+      estimator='student_t',
+      direction=direction,
+      conversion='chernoff',
+      orders=orders,
+      estimator_delta=estimator_delta,
+      count_orders=False,
+    )
+
+  @property
+  def settings(self) -> dict[str, Any]:
+    """The constructor's arguments, as plain data."""
+    return {
+      'composition': self._composition,
+      'estimator': self._estimator,
+      'direction': self._direction,
+      'conversion': self._conversion,
+      'orders': list(self._orders),
+      'estimator_delta': self._estimator_delta,
+      'total_rounds': self._total_rounds,
+      'count_orders': self._count_orders,
+    }
+
+  @property
+  def ledger(self) -> dp_accounting.DpEvent:
+    """The rounds as differential privacy sees them, without the distances.
+
+    `dp_accounting.rdp.RdpAccountant().compose(accountant.ledger)` gives the DP
+    figure of the same run. Rounds without a worst case are non-private there.
+    """
+    return ledger_lib.to_dp_event(self._entries)
+
+  def compose(
+    self, event: dp_accounting.DpEvent, count: int = 1
+  ) -> 'BayesianAccountant':
+    """Adds an event, or nothing at all if any part of it is refused.
+
+    Args:
+      event: A `BayesianGaussianEvent`, or dp_accounting's Gaussian,
+        Poisson-sampled, composed, self-composed, no-op or non-private event.
+      count: How many times it took place.
+
+    Returns:
+      This accountant.
+
+    Raises:
+      UnsupportedEventError: The accountant has no account of such an event.
+      ValueError: The event does not fit the accountant or what it has seen.
+    """
+    if not isinstance(event, dp_accounting.DpEvent):
+      raise TypeError(f'event must be a DpEvent. Found {type(event)}.')
+    validation.check_positive_integer('count', count)
+    try:
+      rounds = list(ledger_lib.rounds_of(event, count))
+    except ledger_lib.UnsupportedPartError as error:
+      raise dp_accounting.UnsupportedEventError(
+        f'Unsupported event: {error}, caused by subevent {error.event}.'
+      ) from error
+    self._check(rounds)
+    for bayesian_event, entry in rounds:
+      if bayesian_event is not None:
+        self._add(bayesian_event, entry.repeats)
+      self._entries = ledger_lib.appended(self._entries, entry)
+    return self
+
+  def _maybe_compose(
+    self, event: dp_accounting.DpEvent, count: int, do_compose: bool
+  ) -> Optional[dp_accounting.PrivacyAccountant.CompositionErrorDetails]:
+    """Answers `supports`; `compose` above does not go this way."""
+    try:
+      self._check(list(ledger_lib.rounds_of(event)))
+    except ledger_lib.UnsupportedPartError as error:
+      return self.CompositionErrorDetails(error.event, str(error))
+    except ValueError as error:
+      return self.CompositionErrorDetails(event, str(error))
+    if do_compose:
+      self.compose(event, count)
+    return None
+
+  def get_epsilon(self, target_delta: float) -> float:
+    """Returns ε at δ for all events so far."""
+    return self.get_epsilon_and_optimal_order(target_delta)[0]
+
+  def get_epsilon_and_optimal_order(
+    self, target_delta: float
+  ) -> tuple[float, int]:
+    """Returns ε at δ, and the order λ (Rényi order λ + 1) that gave it."""
+    validation.check_delta('target_delta', target_delta)
+    kept = self._delta_for_bounds(target_delta)
+    if kept >= target_delta:
+      raise ValueError(
+        f'target_delta must be above estimator_delta = {kept}, the part of it '
+        f'kept for bounds that fail. Found {target_delta}.'
+      )
+    convert = functools.partial(
+      conversion_lib.epsilon_from_costs,
+      self._orders,
+      conversion=self._conversion,
+    )
+    epsilon, order = min(
+      convert(self._costs(kept), target_delta - kept),
+      convert(self._worst_case_costs(), target_delta),
+      key=lambda estimate: estimate[0],
+    )
+    at_end = order == self._orders[-1] or 1 < order == self._orders[0]
+    if at_end and 0 < epsilon < math.inf:
+      warnings.warn(
+        f'The best order is {order}, at the end of the list from '
+        f'{self._orders[0]} to {self._orders[-1]}; a longer list of orders may '
+        'give a smaller epsilon.',
+        stacklevel=2,
+      )
+    return epsilon, order
+
+  def explain(self, target_delta: float) -> dict[str, Any]:
+    """Returns ε at δ with everything that it rests on, as plain data."""
+    epsilon, order = self.get_epsilon_and_optimal_order(target_delta)
+    kept = self._delta_for_bounds(target_delta)
+    units = [sample.count for sample, _ in self._rounds]
+    units += [] if self._panel is None else [self._panel.shape[0]]
+    return {
+      'epsilon': epsilon,
+      'delta': target_delta,
+      'composition': self._composition,
+      'rounds': sum(entry.repeats for entry in self._entries),
+      'estimator': self._estimator,
+      'fewest_units': min(units, default=None),
+      'failure_probability': kept / max(self._bounds_taken(), 1),
+      'delta_for_failures': kept,
+      'direction': self._direction,
+      'conversion': self._conversion,
+      'order': order,
+    }
+
+  def get_delta(self, target_epsilon: float) -> float:
+    """Returns δ at ε for all events so far, the part for bounds included."""
+    if not target_epsilon >= 0:
+      raise ValueError(
+        f'target_epsilon must be non-negative. Found {target_epsilon}.'
+      )
+    tail = functools.partial(
+      conversion_lib.delta_from_costs,
+      self._orders,
+      epsilon=target_epsilon,
+      conversion=self._conversion,
+    )
+
+    def needed(delta: float) -> float:
+      kept = self._delta_for_bounds(delta)
+      return tail(self._costs(kept)) + kept
+
+    delta = tail(self._worst_case_costs())
+    if not self._bounds_taken() or self._estimator_delta is not None:
+      return min(delta, needed(0.5))
+    return min(delta, _smallest_sufficient(needed))
+
+  def would_exceed(
+    self,
+    event: dp_accounting.DpEvent,
+    target_epsilon: float,
+    target_delta: float,
+  ) -> bool:
+    """Tells whether `event` would bring ε at δ above the target.
+
+    The accountant stays as it is. Stopping on the answer gives nothing away
+    only if the target was fixed in advance.
+    """
+    # All that `compose` changes is replaced, never modified.
+    after = copy.copy(self).compose(event)
+    return after.get_epsilon(target_delta) > target_epsilon
+
+  def state_dict(self) -> dict[str, Any]:
+    """Returns settings and all that was seen, as data that JSON can hold."""
+    return {
+      'format': _STATE_FORMAT,
+      'version': _STATE_VERSION,
+      'settings': self.settings,
+      'ledger': ledger_lib.to_state(self._entries),
+      'panel': None if self._panel is None else self._panel.tolist(),
+      'rounds': [[r.sample.to_state(), r.repeats] for r in self._rounds],
+    }
+
+  def load_state_dict(self, state: dict[str, Any]) -> None:
+    """Replaces all that was seen by what `state_dict` returned.
+
+    Args:
+      state: The plain data.
+
+    Raises:
+      ValueError: The state is not one, is damaged, or comes from an accountant
+        of other settings. This accountant is then unchanged.
+    """
+    if not isinstance(state, dict) or state.get('format') != _STATE_FORMAT:
+      raise ValueError('The state is not one of a BayesianAccountant.')
+    if state.get('version') != _STATE_VERSION:
+      raise ValueError(
+        f'The state has version {state.get("version")}; this release reads '
+        f'version {_STATE_VERSION}.'
+      )
+    settings = state.get('settings')
+    settings = settings if isinstance(settings, dict) else {}
+    different = [
+      f'{key} = {settings.get(key)!r} (here {value!r})'
+      for key, value in self.settings.items()
+      if settings.get(key) != value
+    ]
+    if different:
+      raise ValueError(
+        f'The state was saved with other settings: {", ".join(different)}.'
+      )
+    try:
+      entries = ledger_lib.from_state(state['ledger'])
+      panel = self._panel_from_state(state['panel'])
+      rounds = self._rounds_from_state(state['rounds'])
+      estimated = sum(entry.repeats for entry in entries if entry.estimated)
+      if self._composition == 'panel':
+        fits = (panel is None) == (estimated == 0) and not rounds
+      else:
+        fits = panel is None and estimated == sum(r.repeats for r in rounds)
+      if not fits:
+        raise ValueError('its rounds are not those of its ledger')
+    except (KeyError, TypeError, ValueError) as error:
+      raise ValueError(f'The state is damaged: {error!s}.') from error
+    self._entries, self._panel, self._rounds = entries, panel, rounds
+
+  def _panel_from_state(self, state: Any) -> Optional[np.ndarray]:
+    if state is None:
+      return None
+    panel = np.array(state, dtype=np.float64)
+    if panel.ndim != 2 or panel.shape[1] != len(self._orders):
+      raise ValueError('panel is not an array [units, orders]')
+    return validation.check_squared_distances('panel', panel)
+
+  def _rounds_from_state(self, state: Any) -> tuple[_Round, ...]:
+    kind = mean_bounds.ESTIMATORS[self._estimator]
+    return tuple(
+      _Round(
+        kind.from_state(sample, len(self._orders)),
+        validation.check_positive_integer('repeats', repeats),
+      )
+      for sample, repeats in state
+    )
+
+  def _check(self, rounds: Iterable[tuple[Any, ledger_lib.Entry]]) -> None:
+    """Raises ValueError if rounds do not fit the settings or what was seen."""
+    panel_size = None if self._panel is None else self._panel.shape[0]
+    estimated = self._estimated_rounds()
+    for event, entry in rounds:
+      if event is None:
+        continue
+      estimated += entry.repeats
+      if self._estimator in ('betting', 'bernstein') and math.isinf(
+        entry.squared_distance
+      ):
+        raise ValueError(
+          f'estimator={self._estimator!r} needs the event to have a '
+          "worst_case_squared_distance. Clip, or use estimator='student_t'."
+        )
+      if self._composition != 'panel':
+        continue
+      if not event.panel:
+        raise ValueError(
+          "composition='panel' needs events with panel=True, of the same units "
+          "in every round. For a round's own participants use "
+          "composition='holder'."
+        )
+      units = event.squared_distances.size
+      if panel_size not in (None, units):
+        raise ValueError(
+          f'The panel has {panel_size} units; the event has {units}. A panel '
+          'is measured as a whole in every round.'
+        )
+      panel_size = units
+    if self._total_rounds is not None and estimated > self._total_rounds:
+      raise ValueError(
+        f'total_rounds = {self._total_rounds} was fixed in advance; this event '
+        f'would be round {estimated}.'
+      )
+
+  def _add(self, event: events.BayesianGaussianEvent, count: int) -> None:
+    """Adds the costs of a checked event's units."""
+    costs = chord_table.log_moments_upper_bound(
+      event.squared_distances,
+      event.participation_probability,
+      self._orders,
+      self._direction,
+    )
+    if self._composition == 'panel':
+      before = np.zeros(1) if self._panel is None else self._panel
+      self._panel = before + count * costs
+      return
+    worst = math.inf
+    if event.worst_case_squared_distance is not None:
+      worst = event.worst_case_squared_distance
+    power = self._total_rounds or 1
+    sample = mean_bounds.ESTIMATORS[self._estimator].from_sample(
+      power * costs,
+      power * self._cost_at(worst, event.participation_probability),
+    )
+    self._rounds = (*self._rounds, _Round(sample, count))
+
+  def _costs(self, delta_for_bounds: float) -> np.ndarray:
+    """Returns c(λ), true for all orders but with the given probability."""
+    # Where no bound is taken, the probability that one fails is not used.
+    failure = delta_for_bounds / max(self._bounds_taken(), 1) or 0.5
+    costs = self._ledger_costs(estimated=False)
+    if self._panel is not None:
+      sample = mean_bounds.ESTIMATORS[self._estimator].from_sample(
+        self._panel, self._ledger_costs(estimated=True)
+      )
+      costs = costs + sample.log_upper_bound(failure)
+    power = self._total_rounds or 1
+    for sample, repeats in self._rounds:
+      costs = costs + sample.log_upper_bound(failure) * (repeats / power)
+    return costs
+
+  def _worst_case_costs(self) -> np.ndarray:
+    return self._ledger_costs(estimated=False) + self._ledger_costs(
+      estimated=True
+    )
+
+  def _ledger_costs(self, estimated: bool) -> np.ndarray:
+    """Returns the worst-case costs of the rounds with, or without, samples."""
+    total = np.zeros(len(self._orders))
+    for entry in self._entries:
+      if entry.estimated == estimated:
+        total += entry.repeats * self._cost_at(*entry[:2])
+    return total
+
+  def _cost_at(self, squared_distance: float, q: float) -> np.ndarray:
+    return _cost_at(squared_distance, q, self._orders, self._direction)
+
+  def _estimated_rounds(self) -> int:
+    return sum(entry.repeats for entry in self._entries if entry.estimated)
+
+  def _bounds_taken(self) -> int:
+    """Returns how many bounds ε rests on; the chances that they fail add up."""
+    rounds = self._estimated_rounds()
+    if not rounds or self._estimator == 'population':
+      return 0
+    if self._composition == 'panel':
+      rounds = 1
+    elif self._composition == 'holder':
+      rounds = self._total_rounds or rounds
+    return rounds * (len(self._orders) if self._count_orders else 1)
+
+  def _delta_for_bounds(self, delta: float) -> float:
+    if not self._bounds_taken():
+      return 0.0
+    return self._estimator_delta or _ESTIMATOR_SHARE * delta
+
+
+@functools.lru_cache(maxsize=4096)
+def _cost_at(
+  squared_distance: float, q: float, orders: tuple[int, ...], direction: str
+) -> np.ndarray:
+  """Returns ℓ of one unit at a known distance, for every order."""
+  if math.isinf(squared_distance):
+    return np.full(len(orders), math.inf)
+  return sampled_gaussian.log_moments([squared_distance], q, orders, direction)[
+    0
+  ]
+
+
+def _smallest_sufficient(needed: Callable[[float], float]) -> float:
+  """Returns the smallest δ with needed(δ) <= δ, or 1, rounded up.
+
+  With more δ the bounds are smaller and so is what the tail needs: whatever
+  suffices, more of it does, too.
+  """
+  high, low = 0.0, math.log(1e-300)
+  if needed(1 - 1e-12) > 1 - 1e-12:
+    return 1.0
+  while high - low > 1e-9:
+    middle = (low + high) / 2
+    if needed(math.exp(middle)) <= math.exp(middle):
+      high = middle
+    else:
+      low = middle
+  return math.exp(high)

@@ -1,0 +1,193 @@
+"""Does Bayesian privacy apply to these data? Watched, not assumed.
+
+BDP speaks of people drawn from the distribution that the sampled units show.
+Three things can make that empty: a tail that the sample has not seen, units
+that no longer come from the distribution they came from, and groups of units
+that differ. Each check gives a verdict and the figure behind it; where one is
+not 'ok', the figure to rely on is that of differential privacy.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple, Optional
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+VERDICTS = ('ok', 'doubtful', 'not applicable')
+
+# Below this p-value a difference is taken to be one, and its size decides.
+_SIGNIFICANCE = 0.01
+_FEWEST_UNITS = 20
+
+
+class Finding(NamedTuple):
+  """The outcome of one check.
+
+  Attributes:
+    check: What was checked.
+    verdict: 'ok', 'doubtful' or 'not applicable'.
+    figures: The numbers behind the verdict.
+    meaning: One sentence for a reader.
+  """
+
+  check: str
+  verdict: str
+  figures: dict[str, float]
+  meaning: str
+
+
+def tail(log_values: npt.ArrayLike) -> Finding:
+  """Checks whether the mean of y = exp ℓ can be known from the sample.
+
+  The shape k̂ of a generalised Pareto distribution fitted to the largest
+  samples tells how many moments y has: no variance from 1/2 on, and no mean
+  from 1 on (Vehtari, Simpson, Gelman, Yao and Gabry 2024). A mean that is owed
+  to one sample is no better.
+
+  Args:
+    log_values: ℓ of every unit at one order, over all rounds.
+
+  Returns:
+    The finding, with k̂ and the largest sample's share of the mean.
+  """
+  values = np.sort(np.asarray(log_values, dtype=np.float64))
+  if values.size < _FEWEST_UNITS:
+    return _too_few('tail', values.size)
+  scaled = np.exp(values - values[-1])
+  share = float(scaled[-1] / np.sum(scaled))
+  shape = pareto_shape(scaled)
+  owed = share > max(0.1, 5 / values.size)
+  grade = int(shape >= 0.5 or owed) + int(shape >= 1.0 or share > 0.5)
+  meaning = (
+    'the sample determines the mean cost',
+    'rare units weigh heavily in the mean cost',
+    'the mean cost is that of units too rare to be sampled',
+  )[grade]
+  figures = {'pareto_shape': shape, 'share_of_largest': share}
+  return Finding('tail', VERDICTS[grade], figures, meaning)
+
+
+def drift(
+  first: npt.ArrayLike, second: npt.ArrayLike, name: str = 'drift'
+) -> Finding:
+  """Checks whether two sets of distances come from one distribution.
+
+  For early and late rounds, or for units of the training and held-out data.
+  The figure is the two-sample Kolmogorov-Smirnov distance.
+
+  Args:
+    first: Distances, in any shape.
+    second: Those to compare them with.
+    name: What the two sets are.
+
+  Returns:
+    The finding.
+  """
+  test = stats.ks_2samp(np.ravel(first), np.ravel(second))
+  grade = _grade(test.pvalue, test.statistic, doubtful=0.1, too_large=0.3)
+  meaning = (
+    'both sets of distances look alike',
+    'the two sets of distances differ',
+    'the two sets of distances have little in common',
+  )[grade]
+  figures = {
+    'ks_distance': float(test.statistic),
+    'p_value': float(test.pvalue),
+  }
+  return Finding(name, VERDICTS[grade], figures, meaning)
+
+
+def exchangeability(
+  distances: npt.ArrayLike, groups: Optional[Sequence[Hashable]] = None
+) -> Finding:
+  """Checks whether a grouping of the units explains their distances.
+
+  The figure is the share of the ranks' variance between the groups (ε² of the
+  Kruskal-Wallis test).
+
+  Args:
+    distances: One distance a unit.
+    groups: One label a unit, such as its majority class; by default the
+      fifth of the sequence in which it stands (order of arrival).
+
+  Returns:
+    The finding.
+  """
+  values = np.asarray(distances, dtype=np.float64)
+  labels = np.arange(values.size) * 5 // max(1, values.size)
+  if groups is not None:
+    _, labels = np.unique(np.asarray(groups), return_inverse=True)
+  if values.ndim != 1 or labels.shape != values.shape:
+    raise ValueError(
+      'distances and groups must be lists of the same length. Found shapes '
+      f'{values.shape} and {labels.shape}.'
+    )
+  if values.size < _FEWEST_UNITS:
+    return _too_few('exchangeability', values.size)
+  parts = [values[labels == label] for label in np.unique(labels)]
+  if len(parts) < 2 or len(parts) == values.size or np.ptp(values) == 0:
+    effect, p_value = 0.0, 1.0
+  else:
+    statistic, p_value = stats.kruskal(*parts)
+    effect = max(0.0, (statistic - len(parts) + 1) / (values.size - len(parts)))
+  grade = _grade(p_value, effect, doubtful=0.06, too_large=0.3)
+  meaning = (
+    'the groups do not explain the distances',
+    'the groups explain some of the distances',
+    'the groups explain the distances: account for each group on its own',
+  )[grade]
+  figures = {'explained_share': float(effect), 'p_value': float(p_value)}
+  return Finding('exchangeability', VERDICTS[grade], figures, meaning)
+
+
+def worst_verdict(findings: Sequence[Finding]) -> str:
+  """Returns the least favourable verdict; 'ok' if there are no findings."""
+  return max(
+    (finding.verdict for finding in findings),
+    key=VERDICTS.index,
+    default=VERDICTS[0],
+  )
+
+
+def pareto_shape(values: npt.ArrayLike) -> float:
+  """Returns the shape k̂ of a generalised Pareto fitted to the upper tail.
+
+  Zhang and Stephens (2009), "A new and efficient estimation method for the
+  generalized Pareto distribution", with the tail length and the weak prior of
+  Vehtari et al. (2024), Appendix C and G.
+
+  Args:
+    values: Positive numbers, at least 20.
+  """
+  ordered = np.sort(np.asarray(values, dtype=np.float64))
+  length = int(np.ceil(min(0.2 * ordered.size, 3 * np.sqrt(ordered.size))))
+  threshold = ordered[-length - 1]
+  excess = ordered[-length:] - threshold
+  if excess[-1] <= 1e-9 * max(threshold, np.finfo(float).tiny):
+    return 0.0  # All equal: no tail at all.
+  excess = np.maximum(excess, np.finfo(float).tiny)
+  quartile = excess[int(length / 4 + 0.5) - 1]
+  candidates = 30 + int(np.sqrt(length))
+  grid = np.arange(1, candidates + 1) - 0.5
+  theta = 1 / excess[-1] + (1 - np.sqrt(candidates / grid)) / (3 * quartile)
+  shapes = np.mean(np.log1p(-theta[:, np.newaxis] * excess), axis=1)
+  profile = length * (np.log(-theta / shapes) - shapes - 1)
+  weights = np.exp(profile - np.max(profile))
+  best = np.sum(theta * weights) / np.sum(weights)
+  shape = np.mean(np.log1p(-best * excess))
+  return float((length * shape + 10 * 0.5) / (length + 10))
+
+
+def _too_few(check: str, units: int) -> Finding:
+  meaning = f'fewer than {_FEWEST_UNITS} units tell nothing'
+  return Finding(check, VERDICTS[1], {'units': float(units)}, meaning)
+
+
+def _grade(
+  p_value: float, effect: float, doubtful: float, too_large: float
+) -> int:
+  """Returns the index of the verdict for a difference of a certain size."""
+  if p_value >= _SIGNIFICANCE or effect < doubtful:
+    return 0
+  return 1 if effect < too_large else 2

@@ -1,0 +1,149 @@
+"""One run accounted for in every way, side by side."""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
+
+import dp_accounting
+
+from tf_bdp.accounting import accountant as accountant_lib
+from tf_bdp.accounting import ledger
+
+# The grid of a privacy loss distribution grows with ε; beyond this it is
+# gigabytes, and the figure is of no use to anyone.
+_LARGEST_EPSILON_FOR_PLD = 500.0
+
+
+class Row(NamedTuple):
+  """One way to account for the run.
+
+  Attributes:
+    method: Its name.
+    epsilon: ε; None where the method does not apply.
+    delta: δ.
+    order: The order λ at which ε was found, where there is one.
+    assumption: What the figure rests on, or why there is none.
+    details: How it was computed, as `BayesianAccountant.explain` tells.
+  """
+
+  method: str
+  epsilon: Optional[float]
+  delta: float
+  order: Optional[int]
+  assumption: str
+  details: Optional[dict[str, Any]] = None
+
+
+def compare(rounds: Sequence[dp_accounting.DpEvent], delta: float) -> list[Row]:
+  """Accounts for the same rounds by DP and by BDP.
+
+  Args:
+    rounds: The events of all rounds, `BayesianGaussianEvent`s or such as
+      `BayesianAccountant` takes.
+    delta: δ for all methods.
+
+  Returns:
+    The rows, from differential privacy to the Bayesian methods.
+  """
+  parts = [part for event in rounds for part in ledger.rounds_of(event)]
+  sampled = [(event, entry) for event, entry in parts if event is not None]
+  dp_event = ledger.to_dp_event(entry for _, entry in parts)
+  total_rounds = sum(entry.repeats for _, entry in sampled)
+  is_panel = bool(sampled) and all(event.panel for event, _ in sampled)
+  is_clipped = all(not math.isinf(e.squared_distance) for _, e in parts)
+
+  accountant = accountant_lib.BayesianAccountant
+  holder = functools.partial(
+    accountant, 'holder', total_rounds=max(1, total_rounds)
+  )
+
+  def bayesian(
+    name: str, method: accountant_lib.BayesianAccountant, assumption: str
+  ) -> Row:
+    for event in rounds:
+      method.compose(event)
+    details = method.explain(delta)
+    return Row(
+      name, details['epsilon'], delta, details['order'], assumption, details
+    )
+
+  rows = _dp_rows(dp_event, delta, is_clipped)
+  rows += [
+    bayesian(
+      'BDP, paper',
+      accountant.paper(),
+      'people are drawn anew each round; costs are as Eq. 5 assumes',
+    ),
+    bayesian(
+      'BDP, paper, L part',
+      accountant.paper('tight'),
+      'as above, with the exact divergence',
+    ),
+    bayesian(
+      'BDP, holder',
+      holder(estimator='student_t'),
+      f'a person stays all {total_rounds} rounds; costs are as Eq. 5 assumes',
+    ),
+  ]
+  if is_panel:
+    rows.append(
+      bayesian(
+        'BDP, panel',
+        accountant(estimator='student_t'),
+        'a person stays all rounds; costs are as Eq. 5 assumes',
+      )
+    )
+  else:
+    rows.append(
+      Row('BDP, panel', None, delta, None, 'the units are not a panel')
+    )
+  if is_clipped:
+    rows.append(
+      bayesian(
+        'BDP, distribution-free',
+        accountant() if is_panel else holder(),
+        'a person stays all rounds; costs of any distribution',
+      )
+    )
+  else:
+    rows.append(
+      Row('BDP, distribution-free', None, delta, None, 'there is no worst case')
+    )
+  return rows
+
+
+def _dp_rows(
+  event: dp_accounting.DpEvent, delta: float, is_clipped: bool
+) -> list[Row]:
+  """Returns the rows of differential privacy."""
+  if not is_clipped:
+    return [
+      Row(method, None, delta, None, 'there is no worst case')
+      for method in ('DP, RDP', 'DP, PLD')
+    ]
+  accountant = dp_accounting.rdp.RdpAccountant().compose(event)
+  epsilon, alpha = accountant.get_epsilon_and_optimal_order(delta)
+  order = int(alpha) - 1 if epsilon > 0 and alpha == int(alpha) else None
+  rows = [Row('DP, RDP', float(epsilon), delta, order, 'any person')]
+  if epsilon > _LARGEST_EPSILON_FOR_PLD:
+    reason = f'not computed: epsilon is above {_LARGEST_EPSILON_FOR_PLD:g}'
+    return [*rows, Row('DP, PLD', None, delta, None, reason)]
+  pld = dp_accounting.pld.PLDAccountant().compose(event)
+  epsilon = float(pld.get_epsilon(delta))
+  return [*rows, Row('DP, PLD', epsilon, delta, None, 'any person')]
+
+
+def format_table(rows: Sequence[Row]) -> str:
+  """Returns the rows as aligned text."""
+  lines = [
+    f'{"Method":<24}{"Epsilon":>10}{"Delta":>10}{"Order":>7}  Assumes that'
+  ]
+  for row in rows:
+    epsilon = '-' if row.epsilon is None else f'{row.epsilon:.3f}'
+    order = '-' if row.order is None else str(row.order)
+    lines.append(
+      f'{row.method:<24}{epsilon:>10}{row.delta:>10g}{order:>7}'
+      f'  {row.assumption}'
+    )
+  return '\n'.join(lines)

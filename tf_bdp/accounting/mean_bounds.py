@@ -1,0 +1,357 @@
+"""Upper confidence bounds of a mean, for samples known by their logarithm.
+
+The accountant needs E_x[y] for y = exp ℓ(x) >= 1, where ℓ runs from 1e-20 to
+1e9, and has m samples of it. Each class below is a sample reduced to what one
+bound needs; `log_upper_bound(δ′)` exceeds log E[y] except with probability δ′.
+All of them work on the excess y - 1, which keeps the accuracy of small ℓ, and
+none returns more than the worst case where one is known.
+"""
+
+import abc
+import dataclasses
+from typing import Any, Optional
+
+import numpy as np
+from scipy import optimize, special
+
+from tf_bdp import validation
+from tf_bdp.accounting import log_space
+
+# exp of more than this is computed relative to the largest sample; its square
+# is still a float64.
+_LARGEST_EXPONENT = 300.0
+FEWEST_UNITS = 3
+
+
+def student_t(
+  log_values: np.ndarray,
+  failure_probability: float,
+  log_worst_case: Optional[np.ndarray] = None,
+) -> np.ndarray:
+  """Returns the paper's bound, log(M + F⁻¹(1-δ′; m-1) S / √(m-1)).
+
+  Equation 5 of the paper. It rests on the maximum-entropy assumption behind
+  that equation and can fail far more often than δ′ when a few units are far
+  from the others.
+
+  Args:
+    log_values: ℓ of every sampled unit, an array [units, orders].
+    failure_probability: δ′.
+    log_worst_case: The largest possible ℓ of every order, if known.
+
+  Returns:
+    The bound of log E[exp ℓ] for every order.
+  """
+  sample = StudentT.from_sample(log_values, log_worst_case)
+  return sample.log_upper_bound(failure_probability)
+
+
+def bernstein(
+  log_values: np.ndarray,
+  failure_probability: float,
+  log_worst_case: np.ndarray,
+) -> np.ndarray:
+  """Returns the empirical Bernstein bound, valid for every distribution.
+
+  Maurer and Pontil (2009), Theorem 4, for values between 1 and the worst case.
+  Arguments and result as in `student_t`.
+  """
+  sample = Bernstein.from_sample(log_values, log_worst_case)
+  return sample.log_upper_bound(failure_probability)
+
+
+def betting(
+  log_values: np.ndarray,
+  failure_probability: float,
+  log_worst_case: np.ndarray,
+) -> np.ndarray:
+  """Returns the betting bound, valid for every distribution.
+
+  Waudby-Smith and Ramdas (2023), "Estimating means of bounded random variables
+  by betting", with a fixed mixture of constant bets ("grid Kelly"), which does
+  not depend on the order of the sample. Arguments and result as in `student_t`.
+  """
+  sample = Betting.from_sample(log_values, log_worst_case)
+  return sample.log_upper_bound(failure_probability)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanBound(abc.ABC):
+  """A sample of y, reduced to what one kind of bound of E[y] needs.
+
+  Attributes:
+    count: The number m of sampled units.
+    log_worst_case: The largest possible ℓ of each order; infinite if unknown.
+  """
+
+  count: int
+  log_worst_case: np.ndarray
+
+  @classmethod
+  @abc.abstractmethod
+  def from_sample(
+    cls, log_values: np.ndarray, log_worst_case: Optional[np.ndarray] = None
+  ) -> 'MeanBound':
+    """Reduces ℓ of every unit and order, an array [units, orders]."""
+
+  @abc.abstractmethod
+  def _log_excess_bound(self, failure_probability: float) -> np.ndarray:
+    """Returns a bound of log(E[y] - 1)."""
+
+  def log_upper_bound(self, failure_probability: float) -> np.ndarray:
+    """Returns a bound of log E[y] for every order, at most the worst case."""
+    validation.check_delta('failure_probability', failure_probability)
+    bound = log_space.log1p_exp(self._log_excess_bound(failure_probability))
+    return np.minimum(bound, self.log_worst_case)
+
+  def to_state(self) -> dict[str, Any]:
+    """Returns plain data from which `from_state` makes an equal object."""
+    state = dataclasses.asdict(self)
+    state['log_worst_case'] = [
+      None if np.isinf(value) else value for value in self.log_worst_case
+    ]
+    return {
+      key: value.tolist() if isinstance(value, np.ndarray) else value
+      for key, value in state.items()
+    }
+
+  @classmethod
+  def from_state(cls, state: dict[str, Any], orders: int) -> 'MeanBound':
+    """Restores what `to_state` returned; raises ValueError otherwise."""
+    fields = {field.name for field in dataclasses.fields(cls)}
+    if not isinstance(state, dict) or set(state) != fields:
+      raise ValueError(f'expected the entries {sorted(fields)}')
+    count = validation.check_positive_integer('count', state['count'])
+    worst = [np.inf if v is None else v for v in state['log_worst_case']]
+    arrays = {
+      key: np.array(value, dtype=np.float64)
+      for key, value in {**state, 'log_worst_case': worst}.items()
+      if key != 'count'
+    }
+    for key, array in arrays.items():
+      if array.shape[-1:] != (orders,) or np.any(np.isnan(array)):
+        raise ValueError(f'{key} does not hold {orders} orders of numbers')
+    return cls(count=count, **arrays)
+
+
+@dataclasses.dataclass(frozen=True)
+class Population(MeanBound):
+  """The mean itself: right if the sampled units are the whole population."""
+
+  log_mean_excess: np.ndarray
+
+  @classmethod
+  def from_sample(
+    cls, log_values: np.ndarray, log_worst_case: Optional[np.ndarray] = None
+  ) -> 'Population':
+    """Reduces ℓ of every unit and order, an array [units, orders]."""
+    log_values, worst = _check(cls, log_values, log_worst_case)
+    log_mean = log_space.log_sum_exp(log_space.log_expm1(log_values).T)
+    return cls(log_values.shape[0], worst, log_mean - np.log(len(log_values)))
+
+  def _log_excess_bound(self, failure_probability: float) -> np.ndarray:
+    return self.log_mean_excess
+
+
+@dataclasses.dataclass(frozen=True)
+class StudentT(MeanBound):
+  """Mean and deviation; see `student_t`."""
+
+  log_scale: np.ndarray
+  mean: np.ndarray
+  deviation: np.ndarray
+
+  @classmethod
+  def from_sample(
+    cls, log_values: np.ndarray, log_worst_case: Optional[np.ndarray] = None
+  ) -> 'StudentT':
+    """Reduces ℓ of every unit and order, an array [units, orders]."""
+    log_values, worst = _check(cls, log_values, log_worst_case)
+    largest = np.max(log_values, axis=0)
+    log_scale = _log_scale(largest)
+    excess = _scaled_excess(log_values, log_scale)
+    mean = np.mean(excess, axis=0)
+    excess -= mean
+    deviation = np.sqrt(np.einsum('uo,uo->o', excess, excess) / len(excess))
+    # Rounding must not pass for a deviation that t's quantile then magnifies.
+    equal = largest == np.min(log_values, axis=0)
+    mean = np.where(equal, _scaled_excess(largest, log_scale), mean)
+    deviation = np.where(equal, 0.0, deviation)
+    return cls(log_values.shape[0], worst, log_scale, mean, deviation)
+
+  def _log_excess_bound(self, failure_probability: float) -> np.ndarray:
+    freedom = self.count - 1
+    # The lower tail, mirrored: 1 - δ′ would round to 1.
+    quantile = -special.stdtrit(freedom, failure_probability)
+    margin = quantile * self.deviation / np.sqrt(freedom)
+    with np.errstate(divide='ignore'):
+      return self.log_scale + np.log(self.mean + margin)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bernstein(MeanBound):
+  """Mean and variance as shares of the worst case; see `bernstein`."""
+
+  mean: np.ndarray
+  variance: np.ndarray
+
+  @classmethod
+  def from_sample(
+    cls, log_values: np.ndarray, log_worst_case: Optional[np.ndarray] = None
+  ) -> 'Bernstein':
+    """Reduces ℓ of every unit and order, an array [units, orders]."""
+    log_values, worst = _check(cls, log_values, log_worst_case)
+    shares = _shares_of_worst_case(log_values, worst)
+    variance = np.var(shares, axis=0, ddof=1)
+    return cls(shares.shape[0], worst, np.mean(shares, axis=0), variance)
+
+  def _log_excess_bound(self, failure_probability: float) -> np.ndarray:
+    log_term = np.log(2.0 / failure_probability)
+    bound = self.mean + np.sqrt(2.0 * self.variance * log_term / self.count)
+    bound = bound + 7.0 * log_term / (3.0 * (self.count - 1))
+    return log_space.log_expm1(self.log_worst_case) + np.log(
+      np.minimum(bound, 1.0)
+    )
+
+
+# Fractions of the largest admissible bet, and their prior weights: Σ 1/(i(i+1))
+# prefers bold bets, which are the best ones where no unit stands out.
+_BETS = 0.5 ** np.arange(12)
+_BET_WEIGHTS = 1.0 / (np.arange(1, 13) * np.arange(2, 14))
+_LOG_BET_WEIGHTS = np.log(_BET_WEIGHTS / np.sum(_BET_WEIGHTS))
+# Larger samples are moved to fixed points, denser towards zero.
+_MOST_POINTS = 4096
+_POINTS = np.linspace(0.0, 1.0, _MOST_POINTS) ** 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Betting(MeanBound):
+  """Points and their weights as shares of the worst case; see `betting`.
+
+  The capital of a gambler who bets the fraction c against the mean being as
+  high as μ, Π_i (1 + c (μ - X_i) / (1 - μ)), has expectation at most one if the
+  mean is at least μ; so has a mixture over c. By Markov's inequality it reaches
+  1/δ′ with probability at most δ′. It grows with μ, so the bound is the one μ
+  at which it does.
+  """
+
+  points: np.ndarray
+  weights: np.ndarray
+
+  @classmethod
+  def from_sample(
+    cls, log_values: np.ndarray, log_worst_case: Optional[np.ndarray] = None
+  ) -> 'Betting':
+    """Reduces ℓ of every unit and order, an array [units, orders]."""
+    log_values, worst = _check(cls, log_values, log_worst_case)
+    shares = _shares_of_worst_case(log_values, worst)
+    count, orders = shares.shape
+    if count <= _MOST_POINTS:
+      return cls(count, worst, shares, np.ones((1, orders)))
+    points = np.tile(_POINTS[:, np.newaxis], orders)
+    weights = np.stack([_spread(column) for column in shares.T], axis=1)
+    return cls(count, worst, points, weights)
+
+  def _log_excess_bound(self, failure_probability: float) -> np.ndarray:
+    shares = [
+      self._largest_plausible_mean(order, np.log(1.0 / failure_probability))
+      for order in range(self.points.shape[1])
+    ]
+    return log_space.log_expm1(self.log_worst_case) + np.log(shares)
+
+  def _largest_plausible_mean(self, order: int, log_target: float) -> float:
+    points, weights = self.points[:, order], self.weights[:, order]
+
+    def gap(mean: float) -> float:
+      base = 1.0 - mean + _BETS * mean
+      stakes = (_BETS / base)[:, np.newaxis]
+      with np.errstate(divide='ignore'):  # A bold bet can lose everything.
+        outcomes = np.log1p(-stakes * points)
+      # 0 * -inf where nothing lies at the worst case is no loss.
+      losses = np.where(weights > 0, outcomes, 0.0) @ np.broadcast_to(
+        weights, points.shape
+      )
+      growth = self.count * (np.log(base) - np.log1p(-mean))
+      capital = log_space.log_sum_exp(_LOG_BET_WEIGHTS + losses + growth)
+      return float(capital) - log_target
+
+    largest = 1.0 - 1e-12
+    if gap(largest) <= 0:
+      return 1.0
+    mean = float(optimize.brentq(gap, 0.0, largest, xtol=1e-15, rtol=1e-10))
+    while mean < 1.0 and gap(mean) < 0:  # Err on the safe side of the root.
+      mean = min(1.0, mean * (1 + 1e-9) + 1e-15)
+    return mean
+
+
+def _spread(shares: np.ndarray) -> np.ndarray:
+  """Moves each share to the two nearest `_POINTS`, keeping the mean.
+
+  The logarithm of the capital is a concave function of each share, so this
+  lowers it: the bound errs upwards.
+  """
+  right = np.searchsorted(_POINTS, shares, side='left').clip(1)
+  left_points, right_points = _POINTS[right - 1], _POINTS[right]
+  to_right = (shares - left_points) / (right_points - left_points)
+  return np.bincount(right, to_right, _MOST_POINTS) + np.bincount(
+    right - 1, 1.0 - to_right, _MOST_POINTS
+  )
+
+
+def _check(
+  kind: type[MeanBound],
+  log_values: np.ndarray,
+  log_worst_case: Optional[np.ndarray],
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the arguments of `from_sample` as arrays that fit each other."""
+  log_values = np.asarray(log_values, dtype=np.float64)
+  if log_values.ndim != 2 or log_values.shape[0] < FEWEST_UNITS:
+    raise ValueError(
+      f'A mean can be bounded from at least {FEWEST_UNITS} units. Found an '
+      f'array [units, orders] of shape {log_values.shape}.'
+    )
+  if not (np.min(log_values) >= 0 and np.max(log_values) < np.inf):
+    raise ValueError('log_values must be finite and non-negative.')
+  if log_worst_case is None:
+    log_worst_case = np.full(log_values.shape[1], np.inf)
+  worst = np.asarray(log_worst_case, dtype=np.float64)
+  if kind in (Bernstein, Betting) and np.any(np.isinf(worst)):
+    raise ValueError(
+      f'The {kind.__name__.lower()} bound needs the worst case: give every '
+      "event a worst_case_squared_distance, or use the 'student_t' estimator."
+    )
+  if not np.all(np.isinf(worst)):
+    # A sample above the worst case by rounding alone is the worst case.
+    log_values = np.minimum(log_values, worst)
+  return log_values, worst
+
+
+def _log_scale(largest: np.ndarray) -> np.ndarray:
+  return np.where(largest > _LARGEST_EXPONENT, largest, 0.0)
+
+
+def _scaled_excess(log_values: np.ndarray, log_scale: np.ndarray) -> np.ndarray:
+  """Returns (exp ℓ - 1) / exp(scale) for scales from `_log_scale`."""
+  result = np.expm1(log_values - log_scale)
+  # Where there is a scale, exp ℓ is so large that the 1 does not count.
+  result += log_scale > 0
+  return result
+
+
+def _shares_of_worst_case(
+  log_values: np.ndarray, log_worst_case: np.ndarray
+) -> np.ndarray:
+  """Returns (y - 1) / (y_max - 1), which lies in [0, 1]."""
+  log_scale = _log_scale(log_worst_case)
+  largest = _scaled_excess(log_worst_case[np.newaxis], log_scale)
+  # At distance zero (y_max = 1) every share is zero as well.
+  largest = np.where(largest > 0, largest, 1.0)
+  return np.minimum(_scaled_excess(log_values, log_scale) / largest, 1.0)
+
+
+ESTIMATORS: dict[str, type[MeanBound]] = {
+  'betting': Betting,
+  'bernstein': Bernstein,
+  'student_t': StudentT,
+  'population': Population,
+}

@@ -1,0 +1,1 @@
+"""Commands that turn recorded distances into privacy statements."""

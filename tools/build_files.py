@@ -1,0 +1,96 @@
+"""Writes the BUILD files from the imports: one target for each module.
+
+Dependencies inside the repository are declared; packages from the registry
+come from the Python environment (requirements-lock.txt). A test fails when the
+files are not what this would write.
+"""
+
+import ast
+import pathlib
+from collections.abc import Iterator
+
+ROOT = pathlib.Path(__file__).parents[1]
+_FOLDERS = ('tf_bdp', 'experiments', 'benchmarks', 'tools', 'tests')
+_HEADER = '# Made by `make build-files` from the imports.\n'
+_VISIBILITY = 'package(default_visibility = ["//visibility:public"])\n'
+_ROOT_BUILD = (
+  _HEADER
+  + '\n'
+  + _VISIBILITY
+  + '\nlicenses(["notice"])  # Apache 2.0\n\nexports_files(["LICENSE"])\n'
+)
+
+
+def build_files() -> dict[pathlib.Path, str]:
+  """Returns the contents of every BUILD file, by path."""
+  files = {ROOT / 'BUILD': _ROOT_BUILD}
+  for top in _FOLDERS:
+    for folder in [ROOT / top, *(ROOT / top).rglob('*')]:
+      modules = sorted(folder.glob('*.py')) if folder.is_dir() else []
+      if modules:
+        targets = [_target(module) for module in modules]
+        text = '\n'.join([_HEADER, _VISIBILITY, *targets])
+        files[folder / 'BUILD'] = text
+  return files
+
+
+def _target(module: pathlib.Path) -> str:
+  """Returns the rule of one module."""
+  kind = 'py_test' if module.name.endswith('_test.py') else 'py_library'
+  label = _label(module)
+  lines = [
+    f'{kind}(',
+    f'    name = "{label.partition(":")[2]}",',
+    f'    srcs = ["{module.name}"],',
+  ]
+  labels = sorted({_label(m) for m in _imports(module)} - {label})
+  if labels:
+    lines += [
+      '    deps = [',
+      *(f'        "{dep}",' for dep in labels),
+      '    ],',
+    ]
+  return '\n'.join([*lines, ')', ''])
+
+
+def _label(module: pathlib.Path) -> str:
+  """Returns the Bazel label of a module; a package has its folder's name."""
+  folder = module.parent
+  name = folder.name if module.name == '__init__.py' else module.stem
+  return f'//{folder.relative_to(ROOT).as_posix()}:{name}'
+
+
+def _imports(module: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Yields the modules of this repository that a module imports."""
+  for node in ast.walk(ast.parse(module.read_text('utf-8'))):
+    names: list[str] = []
+    if isinstance(node, ast.Import):
+      names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and node.module:
+      names = [f'{node.module}.{alias.name}' for alias in node.names]
+    for name in names:
+      found = _find(name)
+      if found:
+        yield found
+
+
+def _find(name: str) -> pathlib.Path | None:
+  """Returns the file that defines a dotted name, if it is in the repository."""
+  parts = name.split('.')
+  if parts[0] not in _FOLDERS:
+    return None
+  for length in (len(parts), len(parts) - 1):
+    path = ROOT.joinpath(*parts[:length])
+    for file in (path.with_suffix('.py'), path / '__init__.py'):
+      if length and file.exists():
+        return file
+  return None
+
+
+def main() -> None:
+  for path, text in build_files().items():
+    path.write_text(text, 'utf-8')
+
+
+if __name__ == '__main__':
+  main()
