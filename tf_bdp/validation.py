@@ -1,13 +1,14 @@
 """Checks of arguments, each with one sentence for what was wrong."""
 
 import math
+import numbers
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 # Above this the exponents of the log-moments would leave float64.
-_LARGEST_SQUARED_DISTANCE = 1e200
+LARGEST_SQUARED_DISTANCE = 1e200
 
 
 def check_positive(name: str, value: float) -> float:
@@ -19,7 +20,8 @@ def check_positive(name: str, value: float) -> float:
 
 def check_positive_integer(name: str, value: int) -> int:
   """Returns `value` if it is an integer above zero, else raises ValueError."""
-  if isinstance(value, bool) or int(value) != value or value < 1:
+  number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+  if not (number and math.isfinite(value) and value >= 1 and value % 1 == 0):
     raise ValueError(f'{name} must be a positive integer. Found {value}.')
   return int(value)
 
@@ -51,7 +53,7 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> str:
 
 
 def check_orders(orders: npt.ArrayLike) -> tuple[int, ...]:
-  """Returns the orders λ as a sorted tuple of distinct positive integers."""
+  """Returns the orders λ as a tuple of increasing positive integers."""
   values = np.asarray(orders)
   if values.ndim != 1 or values.size == 0:
     raise ValueError(f'orders must be a non-empty list. Found {orders!r}.')
@@ -62,7 +64,11 @@ def check_orders(orders: npt.ArrayLike) -> tuple[int, ...]:
       'orders must be positive integers: the log-moment is a finite sum for '
       f'integer orders only. Found {orders!r}.'
     )
-  return tuple(sorted({int(order) for order in values}))
+  if np.any(np.diff(values) <= 0):
+    raise ValueError(
+      f'orders must be in increasing order, none twice. Found {orders!r}.'
+    )
+  return tuple(int(order) for order in values)
 
 
 def check_squared_distances(name: str, values: npt.ArrayLike) -> np.ndarray:
@@ -72,12 +78,12 @@ def check_squared_distances(name: str, values: npt.ArrayLike) -> np.ndarray:
     ('NaN', np.isnan(array)),
     ('infinite', np.isinf(array)),
     ('negative', array < 0),
-    ('too large', array > _LARGEST_SQUARED_DISTANCE),
+    ('too large', array > LARGEST_SQUARED_DISTANCE),
   ):
     if np.any(where):
       raise ValueError(
         f'{name} must be finite, non-negative and at most '
-        f'{_LARGEST_SQUARED_DISTANCE:g}. Found {np.count_nonzero(where)} '
+        f'{LARGEST_SQUARED_DISTANCE:g}. Found {np.count_nonzero(where)} '
         f'{problem} of {array.size}, the first at index {np.argmax(where)}. '
         'Leave such units out of the round before it is released.'
       )

@@ -33,7 +33,7 @@ def _log_binomial_sum(squared_distance, q, trials, shift):
       * mpmath.exp(k * (k + shift) * half)
       for k in range(trials + 1)
     )
-    return float(mpmath.log(total))
+    return max(0.0, float(mpmath.log(total)))
 
 
 def forward_log_moment(squared_distance, q, order):

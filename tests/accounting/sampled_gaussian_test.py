@@ -46,7 +46,11 @@ def test_log_moments_equal_the_sum_in_sixty_digits(q, direction):
 def test_log_moments_equal_the_sum_at_random_places(
   log_distances, log_q, orders, direction
 ):
-  distances, q, orders = 10 ** np.array(log_distances), 10**log_q, sorted(orders)
+  distances, q, orders = (
+    10 ** np.array(log_distances),
+    10**log_q,
+    sorted(orders),
+  )
   actual = sampled_gaussian.log_moments(distances, q, orders, direction)
   expected = [
     [oracles.log_moment(r2, q, order, direction) for order in orders]
@@ -117,12 +121,12 @@ _QUADRATURE_CASES = [
   (r2, q, order)
   for r2 in (1e-4, 0.04, 1.0, 6.25)
   for q in (1e-3, 0.05, 0.5, 0.95)
-  for order in (1, 3, 12)
+  for order in (1, 6)
 ]
 
 
 @pytest.mark.parametrize('r2, q, order', _QUADRATURE_CASES)
-def test_the_cost_is_the_forward_divergence_and_the_reverse_is_not_above(
+def test_the_cost_is_the_forward_divergence_and_bounds_the_reverse_one(
   r2, q, order
 ):
   cost = sampled_gaussian.log_moments([r2], q, [order])[0, 0]
@@ -130,15 +134,8 @@ def test_the_cost_is_the_forward_divergence_and_the_reverse_is_not_above(
   reverse = oracles.reverse_log_moment(r2, q, order)
   assert cost == pytest.approx(forward, rel=1e-10)
   assert reverse <= cost * (1 + 1e-10)
-
-
-@pytest.mark.parametrize('r2, q, order', _QUADRATURE_CASES)
-def test_the_printed_direction_is_above_both_divergences(r2, q, order):
-  printed = sampled_gaussian.log_moments([r2], q, [order], 'printed')[0, 0]
-  reverse = oracles.reverse_log_moment(r2, q, order)
+  # And what Theorem 3 prints for the reverse one is a bound of it, too.
   assert oracles.printed_right(r2, q, order) >= reverse * (1 - 1e-10)
-  assert printed >= reverse * (1 - 1e-10)
-  assert printed >= oracles.forward_log_moment(r2, q, order) * (1 - 1e-10)
 
 
 def test_the_printed_right_sum_is_always_the_larger_one():
@@ -170,6 +167,15 @@ def test_the_result_has_a_row_for_each_unit_in_the_order_given():
   )
 
 
+@pytest.mark.parametrize('orders', [[2, 1], [1, 1, 2]])
+def test_a_column_belongs_to_the_order_given_or_the_orders_are_refused(orders):
+  try:
+    costs = sampled_gaussian.log_moments([1.0], 1.0, orders)
+  except ValueError:
+    return
+  np.testing.assert_allclose(costs, oracles.gaussian_costs([1.0], orders))
+
+
 def test_no_units_give_no_rows():
   assert sampled_gaussian.log_moments([], 0.2, [1, 2]).shape == (0, 2)
 
@@ -181,7 +187,13 @@ def test_no_units_give_no_rows():
     ([np.inf, 1], 0.5, [1], 'tight', '1 infinite of 2, the first at index 0'),
     ([1, -1e-9], 0.5, [1], 'tight', '1 negative of 2, the first at index 1'),
     ([[1.0]], 0.5, [1], 'tight', r'must be a list. Found shape \(1, 1\)'),
-    ([1], -0.1, [1], 'tight', 'probability must be between 0 and 1. Found -0.1'),
+    (
+      [1],
+      -0.1,
+      [1],
+      'tight',
+      'probability must be between 0 and 1. Found -0.1',
+    ),
     ([1], 1.1, [1], 'tight', 'probability must be between 0 and 1. Found 1.1'),
     ([1], np.nan, [1], 'tight', 'must be between 0 and 1. Found nan'),
     ([1], 0.5, [0], 'tight', 'orders must be positive integers'),

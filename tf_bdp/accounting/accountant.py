@@ -107,13 +107,17 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       'conversion', conversion, conversion_lib.CONVERSIONS
     )
     if estimator_delta is not None:
-      validation.check_delta('estimator_delta', estimator_delta)
+      estimator_delta = validation.check_delta(
+        'estimator_delta', estimator_delta
+      )
     if composition == 'holder':
       if total_rounds is None:
         raise ValueError(
           "composition='holder' needs total_rounds, fixed before training."
         )
-      validation.check_positive_integer('total_rounds', total_rounds)
+      total_rounds = validation.check_positive_integer(
+        'total_rounds', total_rounds
+      )
     elif total_rounds is not None:
       raise ValueError(
         f"total_rounds is for composition='holder' only. Found {composition!r}."
@@ -202,7 +206,7 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     """
     if not isinstance(event, dp_accounting.DpEvent):
       raise TypeError(f'event must be a DpEvent. Found {type(event)}.')
-    validation.check_positive_integer('count', count)
+    count = validation.check_positive_integer('count', count)
     try:
       rounds = list(ledger_lib.rounds_of(event, count))
     except ledger_lib.UnsupportedPartError as error:
@@ -370,9 +374,9 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
         fits = (panel is None) == (estimated == 0) and not rounds
       else:
         fits = panel is None and estimated == sum(r.repeats for r in rounds)
-      if not fits:
+      if not fits or estimated > (self._total_rounds or estimated):
         raise ValueError('its rounds are not those of its ledger')
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
       raise ValueError(f'The state is damaged: {error!s}.') from error
     self._entries, self._panel, self._rounds = entries, panel, rounds
 
@@ -382,7 +386,11 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     panel = np.array(state, dtype=np.float64)
     if panel.ndim != 2 or panel.shape[1] != len(self._orders):
       raise ValueError('panel is not an array [units, orders]')
-    return validation.check_squared_distances('panel', panel)
+    if len(panel) < mean_bounds.FEWEST_UNITS:
+      raise ValueError(f'panel has {len(panel)} units')
+    if not (np.min(panel) >= 0 and np.max(panel) < np.inf):
+      raise ValueError('panel has costs that are negative or not finite')
+    return panel
 
   def _rounds_from_state(self, state: Any) -> tuple[_Round, ...]:
     kind = mean_bounds.ESTIMATORS[self._estimator]
@@ -454,8 +462,9 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
 
   def _costs(self, delta_for_bounds: float) -> np.ndarray:
     """Returns c(λ), true for all orders but with the given probability."""
+    bounds = self._bounds_taken()
     # Where no bound is taken, the probability that one fails is not used.
-    failure = delta_for_bounds / max(self._bounds_taken(), 1) or 0.5
+    failure = delta_for_bounds / bounds if bounds else 0.5
     costs = self._ledger_costs(estimated=False)
     if self._panel is not None:
       sample = mean_bounds.ESTIMATORS[self._estimator].from_sample(

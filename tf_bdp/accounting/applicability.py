@@ -51,7 +51,7 @@ def tail(log_values: npt.ArrayLike) -> Finding:
   Returns:
     The finding, with k̂ and the largest sample's share of the mean.
   """
-  values = np.sort(np.asarray(log_values, dtype=np.float64))
+  values = np.sort(_checked('log_values', log_values))
   if values.size < _FEWEST_UNITS:
     return _too_few('tail', values.size)
   scaled = np.exp(values - values[-1])
@@ -84,7 +84,11 @@ def drift(
   Returns:
     The finding.
   """
-  test = stats.ks_2samp(np.ravel(first), np.ravel(second))
+  first, second = np.ravel(_checked('first', first)), _checked('second', second)
+  second = np.ravel(second)
+  if min(first.size, second.size) < _FEWEST_UNITS:
+    return _too_few(name, min(first.size, second.size))
+  test = stats.ks_2samp(first, second)
   grade = _grade(test.pvalue, test.statistic, doubtful=0.1, too_large=0.3)
   meaning = (
     'both sets of distances look alike',
@@ -114,7 +118,7 @@ def exchangeability(
   Returns:
     The finding.
   """
-  values = np.asarray(distances, dtype=np.float64)
+  values = _checked('distances', distances)
   labels = np.arange(values.size) * 5 // max(1, values.size)
   if groups is not None:
     _, labels = np.unique(np.asarray(groups), return_inverse=True)
@@ -164,9 +168,12 @@ def pareto_shape(values: npt.ArrayLike) -> float:
   length = int(np.ceil(min(0.2 * ordered.size, 3 * np.sqrt(ordered.size))))
   threshold = ordered[-length - 1]
   excess = ordered[-length:] - threshold
-  if excess[-1] <= 1e-9 * max(threshold, np.finfo(float).tiny):
-    return 0.0  # All equal: no tail at all.
-  excess = np.maximum(excess, np.finfo(float).tiny)
+  excess = excess[excess > 1e-9 * threshold]
+  length = excess.size
+  # Too few to fit, as where almost all values are equal; whether single ones
+  # stand out is for the largest one's share of the mean to tell.
+  if length < 5:
+    return 0.0
   quartile = excess[int(length / 4 + 0.5) - 1]
   candidates = 30 + int(np.sqrt(length))
   grid = np.arange(1, candidates + 1) - 0.5
@@ -177,6 +184,13 @@ def pareto_shape(values: npt.ArrayLike) -> float:
   best = np.sum(theta * weights) / np.sum(weights)
   shape = np.mean(np.log1p(-best * excess))
   return float((length * shape + 10 * 0.5) / (length + 10))
+
+
+def _checked(name: str, values: npt.ArrayLike) -> np.ndarray:
+  array = np.asarray(values, dtype=np.float64)
+  if not np.all(np.isfinite(array)):
+    raise ValueError(f'{name} must be finite. Found NaN or infinite ones.')
+  return array
 
 
 def _too_few(check: str, units: int) -> Finding:

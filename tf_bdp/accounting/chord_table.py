@@ -23,6 +23,8 @@ _LOG2_SEGMENT = 4
 _MOST_PARTS = 64
 # Below this many units, exact evaluation is as cheap.
 _FEWEST_UNITS = 512
+# Above this, only exact evaluation.
+_LARGEST_SQUARED_DISTANCE = 1e100
 
 
 def log_moments_upper_bound(
@@ -32,7 +34,10 @@ def log_moments_upper_bound(
   direction: str,
 ) -> np.ndarray:
   """Returns the log-moments, or up to 1e-6 more where there are many units."""
-  if squared_distances.size < _FEWEST_UNITS:
+  if (
+    squared_distances.size < _FEWEST_UNITS
+    or np.max(squared_distances) > _LARGEST_SQUARED_DISTANCE
+  ):
     return sampled_gaussian.log_moments(
       squared_distances, participation_probability, orders, direction
     )
@@ -112,6 +117,10 @@ class ChordTable:
       excess = self._largest_gaps(column, nodes, values) / smallest
       excess /= _LARGEST_RELATIVE_GAP
       if np.all(excess <= 1):
+        # A border's value must not depend on the segment that it is made for:
+        # the last bit of exact values depends on what is evaluated with them.
+        values[0] = self._exact(column, nodes[:1])[0]
+        values[-1] = self._exact(column, nodes[-1:])[0]
         return nodes, values * _ROUND_UP
       parts = np.ceil(np.sqrt(np.clip(excess, 1, _MOST_PARTS**2))).astype(int)
       left = np.repeat(nodes[:-1], parts)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Optional
 
 import dp_accounting
 
+from tf_bdp import validation
 from tf_bdp.accounting import accountant as accountant_lib
 from tf_bdp.accounting import ledger
 
@@ -46,7 +47,11 @@ def compare(rounds: Sequence[dp_accounting.DpEvent], delta: float) -> list[Row]:
   Returns:
     The rows, from differential privacy to the Bayesian methods.
   """
-  parts = [part for event in rounds for part in ledger.rounds_of(event)]
+  validation.check_delta('delta', delta)
+  try:
+    parts = [part for event in rounds for part in ledger.rounds_of(event)]
+  except ledger.UnsupportedPartError as error:
+    raise dp_accounting.UnsupportedEventError(str(error)) from error
   sampled = [(event, entry) for event, entry in parts if event is not None]
   dp_event = ledger.to_dp_event(entry for _, entry in parts)
   total_rounds = sum(entry.repeats for _, entry in sampled)

@@ -32,6 +32,7 @@ def epsilon_from_costs(
   Returns:
     The pair of ε and the order λ at which it was found.
   """
+  _check(costs)
   lambdas = np.array(orders)
   if conversion == 'chernoff':
     epsilons = (costs - math.log(delta)) / lambdas
@@ -57,6 +58,7 @@ def delta_from_costs(
 
   The inverse of `epsilon_from_costs`, with the same arguments.
   """
+  _check(costs)
   if math.isinf(epsilon):
     return 1.0 if np.any(np.isinf(costs)) else 0.0
   lambdas = np.array(orders)
@@ -68,6 +70,12 @@ def delta_from_costs(
     lambdas + 1, costs / lambdas, epsilon
   )
   return float(delta)
+
+
+def _check(costs: np.ndarray) -> None:
+  """Raises ValueError for costs that are none; a NaN would pass for zero."""
+  if not np.all(costs >= 0):
+    raise ValueError('costs must be non-negative. Found NaN or negative ones.')
 
 
 def attack_success_bound(epsilon: float) -> float:

@@ -1,6 +1,5 @@
 """What a round tells the accountant: the distances of its sampled units."""
 
-import math
 from typing import Optional
 
 import attr
@@ -51,8 +50,10 @@ class BayesianGaussianEvent(dp_accounting.DpEvent):
     # The distances are private data and do not belong in messages.
     repr=lambda distances: f'<{distances.size} units>',
   )
-  participation_probability: float
-  worst_case_squared_distance: Optional[float] = None
+  participation_probability: float = attr.ib(converter=float)
+  worst_case_squared_distance: Optional[float] = attr.ib(
+    default=None, converter=attr.converters.optional(float)
+  )
   panel: bool = False
 
   def __attrs_post_init__(self) -> None:
@@ -62,10 +63,10 @@ class BayesianGaussianEvent(dp_accounting.DpEvent):
     worst = self.worst_case_squared_distance
     if worst is None:
       return
-    if not (worst >= 0 and math.isfinite(worst)):
+    if not 0 <= worst <= validation.LARGEST_SQUARED_DISTANCE:
       raise ValueError(
-        'worst_case_squared_distance must be non-negative and finite. '
-        f'Found {worst}.'
+        'worst_case_squared_distance must be non-negative and finite. Found '
+        f'{worst}.'
       )
     above = self.squared_distances > worst * (1 + _ROUNDING)
     if np.any(above):
@@ -74,3 +75,6 @@ class BayesianGaussianEvent(dp_accounting.DpEvent):
         f'worst_case_squared_distance = {worst}. Either the units were not '
         'clipped or the two are not divided by the same noise.'
       )
+    # What is above it by rounding raises the worst case, to be safe.
+    worst = max(worst, float(np.max(self.squared_distances)))
+    object.__setattr__(self, 'worst_case_squared_distance', worst)

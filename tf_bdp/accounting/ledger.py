@@ -79,7 +79,10 @@ def _squared_distance(event: dp_accounting.DpEvent) -> float:
     noise = validation.check_positive(
       'noise_multiplier', event.noise_multiplier
     )
-    return 1 / noise**2
+    validation.check_squared_distances(
+      '1 / noise_multiplier²', (1 / noise) * (1 / noise)
+    )
+    return (1 / noise) ** 2
   if isinstance(event, dp_accounting.SelfComposedDpEvent):
     repeats = validation.check_positive_integer('count', event.count)
     return repeats * _squared_distance(event.event)
@@ -133,8 +136,8 @@ def from_state(state: list[list[Any]]) -> tuple[Entry, ...]:
   for squared_distance, q, estimated, repeats in state:
     if squared_distance is None:
       squared_distance = math.inf
-    elif not (squared_distance >= 0 and math.isfinite(squared_distance)):
-      raise ValueError(f'a squared distance is {squared_distance}')
+    else:
+      validation.check_squared_distances('r²', squared_distance)
     if not isinstance(estimated, bool):
       raise ValueError('an entry of the ledger is not one')
     validation.check_probability('participation_probability', q)

@@ -87,6 +87,23 @@ class MeanBound(abc.ABC):
   count: int
   log_worst_case: np.ndarray
 
+  def __post_init__(self) -> None:
+    if self.count < FEWEST_UNITS:
+      raise ValueError(
+        f'A mean can be bounded from at least {FEWEST_UNITS} units. Found '
+        f'{self.count}.'
+      )
+    orders = self.log_worst_case.size
+    for name, value in vars(self).items():
+      if name == 'count':
+        continue
+      wide = name in ('points', 'weights')
+      if value.shape[-1:] != (orders,) or value.ndim != 1 + wide:
+        raise ValueError(f'{name} does not have {orders} orders')
+      finite = name == 'log_worst_case' or np.all(np.isfinite(value))
+      if not (finite and np.all(value >= 0)):
+        raise ValueError(f'{name} must be finite and non-negative')
+
   @classmethod
   @abc.abstractmethod
   def from_sample(
@@ -106,14 +123,12 @@ class MeanBound(abc.ABC):
 
   def to_state(self) -> dict[str, Any]:
     """Returns plain data from which `from_state` makes an equal object."""
-    state = dataclasses.asdict(self)
-    state['log_worst_case'] = [
-      None if np.isinf(value) else value for value in self.log_worst_case
-    ]
-    return {
+    state = {
       key: value.tolist() if isinstance(value, np.ndarray) else value
-      for key, value in state.items()
+      for key, value in vars(self).items()
     }
+    worst = [None if np.isinf(v) else v for v in state['log_worst_case']]
+    return {**state, 'log_worst_case': worst}
 
   @classmethod
   def from_state(cls, state: dict[str, Any], orders: int) -> 'MeanBound':
@@ -128,9 +143,8 @@ class MeanBound(abc.ABC):
       for key, value in {**state, 'log_worst_case': worst}.items()
       if key != 'count'
     }
-    for key, array in arrays.items():
-      if array.shape[-1:] != (orders,) or np.any(np.isnan(array)):
-        raise ValueError(f'{key} does not hold {orders} orders of numbers')
+    if arrays['log_worst_case'].shape != (orders,):
+      raise ValueError(f'log_worst_case does not have {orders} orders')
     return cls(count=count, **arrays)
 
 
@@ -138,19 +152,22 @@ class MeanBound(abc.ABC):
 class Population(MeanBound):
   """The mean itself: right if the sampled units are the whole population."""
 
-  log_mean_excess: np.ndarray
+  log_scale: np.ndarray
+  mean: np.ndarray
 
   @classmethod
   def from_sample(
     cls, log_values: np.ndarray, log_worst_case: Optional[np.ndarray] = None
   ) -> 'Population':
     """Reduces ℓ of every unit and order, an array [units, orders]."""
-    log_values, worst = _check(cls, log_values, log_worst_case)
-    log_mean = log_space.log_sum_exp(log_space.log_expm1(log_values).T)
-    return cls(log_values.shape[0], worst, log_mean - np.log(len(log_values)))
+    log_values, worst = _check(log_values, log_worst_case)
+    log_scale = _log_scale(np.max(log_values, axis=0))
+    mean = np.mean(_scaled_excess(log_values, log_scale), axis=0)
+    return cls(log_values.shape[0], worst, log_scale, mean)
 
   def _log_excess_bound(self, failure_probability: float) -> np.ndarray:
-    return self.log_mean_excess
+    with np.errstate(divide='ignore'):
+      return self.log_scale + np.log(self.mean)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +183,7 @@ class StudentT(MeanBound):
     cls, log_values: np.ndarray, log_worst_case: Optional[np.ndarray] = None
   ) -> 'StudentT':
     """Reduces ℓ of every unit and order, an array [units, orders]."""
-    log_values, worst = _check(cls, log_values, log_worst_case)
+    log_values, worst = _check(log_values, log_worst_case)
     largest = np.max(log_values, axis=0)
     log_scale = _log_scale(largest)
     excess = _scaled_excess(log_values, log_scale)
@@ -181,8 +198,9 @@ class StudentT(MeanBound):
 
   def _log_excess_bound(self, failure_probability: float) -> np.ndarray:
     freedom = self.count - 1
-    # The lower tail, mirrored: 1 - δ′ would round to 1.
-    quantile = -special.stdtrit(freedom, failure_probability)
+    # The lower tail, mirrored: 1 - δ′ would round to 1. Above 1/2 it would be
+    # a bound from below.
+    quantile = max(0.0, -special.stdtrit(freedom, failure_probability))
     margin = quantile * self.deviation / np.sqrt(freedom)
     with np.errstate(divide='ignore'):
       return self.log_scale + np.log(self.mean + margin)
@@ -195,12 +213,18 @@ class Bernstein(MeanBound):
   mean: np.ndarray
   variance: np.ndarray
 
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    _check_worst_case(self.log_worst_case)
+    if np.any(self.mean > 1):
+      raise ValueError('mean must be a share of the worst case, up to 1')
+
   @classmethod
   def from_sample(
     cls, log_values: np.ndarray, log_worst_case: Optional[np.ndarray] = None
   ) -> 'Bernstein':
     """Reduces ℓ of every unit and order, an array [units, orders]."""
-    log_values, worst = _check(cls, log_values, log_worst_case)
+    log_values, worst = _check(log_values, log_worst_case)
     shares = _shares_of_worst_case(log_values, worst)
     variance = np.var(shares, axis=0, ddof=1)
     return cls(shares.shape[0], worst, np.mean(shares, axis=0), variance)
@@ -238,12 +262,21 @@ class Betting(MeanBound):
   points: np.ndarray
   weights: np.ndarray
 
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    _check_worst_case(self.log_worst_case)
+    if np.any(self.points > 1):
+      raise ValueError('points must be shares of the worst case, up to 1')
+    weights = np.broadcast_to(self.weights, self.points.shape)
+    if not np.allclose(np.sum(weights, axis=0), self.count):
+      raise ValueError('weights must add up to the number of units')
+
   @classmethod
   def from_sample(
     cls, log_values: np.ndarray, log_worst_case: Optional[np.ndarray] = None
   ) -> 'Betting':
     """Reduces ℓ of every unit and order, an array [units, orders]."""
-    log_values, worst = _check(cls, log_values, log_worst_case)
+    log_values, worst = _check(log_values, log_worst_case)
     shares = _shares_of_worst_case(log_values, worst)
     count, orders = shares.shape
     if count <= _MOST_POINTS:
@@ -284,6 +317,14 @@ class Betting(MeanBound):
     return mean
 
 
+def _check_worst_case(log_worst_case: np.ndarray) -> None:
+  if np.any(np.isinf(log_worst_case)):
+    raise ValueError(
+      'A distribution-free bound needs the worst case: give every event a '
+      "worst_case_squared_distance, or use the 'student_t' estimator."
+    )
+
+
 def _spread(shares: np.ndarray) -> np.ndarray:
   """Moves each share to the two nearest `_POINTS`, keeping the mean.
 
@@ -299,9 +340,7 @@ def _spread(shares: np.ndarray) -> np.ndarray:
 
 
 def _check(
-  kind: type[MeanBound],
-  log_values: np.ndarray,
-  log_worst_case: Optional[np.ndarray],
+  log_values: np.ndarray, log_worst_case: Optional[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the arguments of `from_sample` as arrays that fit each other."""
   log_values = np.asarray(log_values, dtype=np.float64)
@@ -315,11 +354,6 @@ def _check(
   if log_worst_case is None:
     log_worst_case = np.full(log_values.shape[1], np.inf)
   worst = np.asarray(log_worst_case, dtype=np.float64)
-  if kind in (Bernstein, Betting) and np.any(np.isinf(worst)):
-    raise ValueError(
-      f'The {kind.__name__.lower()} bound needs the worst case: give every '
-      "event a worst_case_squared_distance, or use the 'student_t' estimator."
-    )
   if not np.all(np.isinf(worst)):
     # A sample above the worst case by rounding alone is the worst case.
     log_values = np.minimum(log_values, worst)
@@ -342,6 +376,7 @@ def _shares_of_worst_case(
   log_values: np.ndarray, log_worst_case: np.ndarray
 ) -> np.ndarray:
   """Returns (y - 1) / (y_max - 1), which lies in [0, 1]."""
+  _check_worst_case(log_worst_case)
   log_scale = _log_scale(log_worst_case)
   largest = _scaled_excess(log_worst_case[np.newaxis], log_scale)
   # At distance zero (y_max = 1) every share is zero as well.

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import zipfile
 from typing import NamedTuple, Union
 
 import numpy as np
@@ -61,8 +62,14 @@ def load(path: _Path) -> RecordedDistances:
 
 
 def _load_npz(path: _Path) -> RecordedDistances:
-  # Pickled contents could run code; numpy refuses them by default.
-  with np.load(path) as contents:
+  try:
+    # Pickled contents could run code; numpy refuses them by default.
+    contents = np.load(path)
+  except (ValueError, EOFError, zipfile.BadZipFile) as error:
+    raise ValueError(f'{path} is not an .npz file: {error}.') from error
+  if not isinstance(contents, np.lib.npyio.NpzFile):
+    raise ValueError(f'{path} is not an .npz file but a single array.')
+  with contents:
     if 'distances' not in contents:
       raise ValueError(
         f"{path} must hold an array 'distances' of shape [rounds, units]. "
@@ -70,7 +77,11 @@ def _load_npz(path: _Path) -> RecordedDistances:
       )
     distances = contents['distances']
     panel = bool(contents['panel']) if 'panel' in contents else False
-  if distances.ndim != 2 or distances.dtype.kind not in 'fiu':
+  if (
+    distances.ndim != 2
+    or distances.size == 0
+    or distances.dtype.kind not in 'fiu'
+  ):
     raise ValueError(
       f"'distances' in {path} must be numbers of shape [rounds, units]. "
       f'Found {distances.dtype} of shape {distances.shape}.'

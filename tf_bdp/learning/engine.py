@@ -1,0 +1,111 @@
+"""What the training loop asks of an engine, whichever it is."""
+
+import abc
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bdp import mechanism as mechanism_lib
+from tf_bdp import validation
+
+# The mean cross-entropy of logits, of every engine.
+LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+ALGORITHMS = ('fed_sgd', 'fed_avg')
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+  """How clients and server learn, apart from privacy.
+
+  Attributes:
+    name: 'fed_sgd': a client sends the gradient of its mean loss. 'fed_avg': it
+      trains, and sends by how much its weights went down.
+    learning_rate: The server's.
+    momentum: The server's.
+    client_learning_rate: Of the local steps of 'fed_avg'.
+    client_epochs: Passes over a client's data in a round of 'fed_avg'.
+    client_batch_size: Examples in a local step of 'fed_avg'.
+  """
+
+  name: str = 'fed_sgd'
+  learning_rate: float = 1.0
+  momentum: float = 0.0
+  client_learning_rate: float = 0.1
+  client_epochs: int = 1
+  client_batch_size: int = 32
+
+  def __post_init__(self) -> None:
+    validation.check_choice('algorithm', self.name, ALGORITHMS)
+    validation.check_positive('learning_rate', self.learning_rate)
+    if not 0 <= self.momentum < 1:
+      raise ValueError(f'momentum must be in [0, 1). Found {self.momentum}.')
+    validation.check_positive('client_learning_rate', self.client_learning_rate)
+    validation.check_positive_integer('client_epochs', self.client_epochs)
+    validation.check_positive_integer(
+      'client_batch_size', self.client_batch_size
+    )
+
+
+class RoundOutput(NamedTuple):
+  """What a round did and measured.
+
+  Attributes:
+    state: The engine's state after the round.
+    participants: n, without the clients whose updates were unusable.
+    failed_clients: How many were left out for that.
+    clip_norm: The clip norm of the round.
+    squared_measures: Of the participants; see
+      `GaussianMechanism.squared_distances`.
+    panel_squared_measures: The same of every panel member, in its order.
+    panel_taking_part: Whether each panel member took part.
+  """
+
+  state: Any
+  participants: int
+  failed_clients: int
+  clip_norm: float
+  squared_measures: np.ndarray
+  panel_squared_measures: Optional[np.ndarray] = None
+  panel_taking_part: Optional[np.ndarray] = None
+
+
+class Engine(abc.ABC):
+  """Runs rounds. Engines differ in how, not in what comes out."""
+
+  mechanism: mechanism_lib.GaussianMechanism
+
+  @abc.abstractmethod
+  def initial_state(self) -> Any:
+    """Returns the state before the first round."""
+
+  @abc.abstractmethod
+  def run_round(
+    self,
+    state: Any,
+    round_number: int,
+    participants: Sequence[int],
+    panel: Sequence[int],
+  ) -> RoundOutput:
+    """Runs one round.
+
+    Args:
+      state: The state before it.
+      round_number: Counts from 0; tells the noises of a seed apart.
+      participants: The clients that take part.
+      panel: The clients that are measured, taking part or not.
+    """
+
+  @abc.abstractmethod
+  def model_weights(self, state: Any) -> list[np.ndarray]:
+    """Returns the trainable weights, in the model's order."""
+
+  @abc.abstractmethod
+  def to_arrays(self, state: Any) -> dict[str, np.ndarray]:
+    """Returns the state as arrays, for a checkpoint."""
+
+  @abc.abstractmethod
+  def from_arrays(self, arrays: Mapping[str, np.ndarray]) -> Any:
+    """Restores what `to_arrays` returned."""

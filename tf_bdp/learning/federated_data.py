@@ -1,0 +1,71 @@
+"""Examples and who holds them, without a copy for each client."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class ClientBatch(NamedTuple):
+  """The examples of some clients, padded to the largest of them.
+
+  Attributes:
+    features: [clients, examples, ...].
+    labels: [clients, examples].
+    sizes: The number of examples that each client really has.
+  """
+
+  features: np.ndarray
+  labels: np.ndarray
+  sizes: np.ndarray
+
+
+class FederatedData:
+  """A training set and, for every client, which of its examples are theirs.
+
+  Clients are numbered from 0. An example may belong to several clients; memory
+  grows with the examples and with what clients hold, not with copies.
+  """
+
+  def __init__(
+    self,
+    features: np.ndarray,
+    labels: np.ndarray,
+    clients: Sequence[np.ndarray],
+  ):
+    """Checks and keeps the arrays.
+
+    Args:
+      features: All examples, [examples, ...], float32.
+      labels: Their labels, [examples], integers.
+      clients: For every client the indices of its examples.
+    """
+    if len(features) != len(labels):
+      raise ValueError(
+        f'features and labels must be equally many. Found {len(features)} and '
+        f'{len(labels)}.'
+      )
+    if not clients:
+      raise ValueError('clients must name at least one client. Found none.')
+    if not np.all(np.isfinite(features)):
+      raise ValueError('features must be finite. Found NaN or infinite ones.')
+    self.features = features
+    self.labels = labels
+    self._clients = clients
+
+  @property
+  def client_count(self) -> int:
+    """The number of clients."""
+    return len(self._clients)
+
+  def indices(self, client: int) -> np.ndarray:
+    """Returns which examples a client holds."""
+    return self._clients[client]
+
+  def gather(self, clients: Sequence[int]) -> ClientBatch:
+    """Returns the examples of some clients."""
+    sizes = np.array([len(self._clients[c]) for c in clients], np.int32)
+    rows = np.zeros((len(sizes), max(sizes, default=0)), np.int64)
+    for row, client in zip(rows, clients):
+      row[: len(self._clients[client])] = self._clients[client]
+    return ClientBatch(self.features[rows], self.labels[rows], sizes)

@@ -1,0 +1,349 @@
+"""Rounds in this process, as TensorFlow functions, on GPUs where there are any.
+
+TFF's worker computes on CPUs only. This engine does the same round with the
+same mathematics. Clients are processed in chunks, each in one graph; updates
+are clipped as they come, and kept only where they are needed again.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Callable, NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bdp import mechanism as mechanism_lib
+from tf_bdp import mechanism_ops
+from tf_bdp.learning import engine, federated_data
+
+# Bytes of examples, and of updates, that one chunk of clients may take.
+_CHUNK_EXAMPLES = 128 * 2**20
+_CHUNK_UPDATES = 256 * 2**20
+# Above this many bytes updates are computed a second time instead of kept.
+_MOST_KEPT_UPDATES = 1200 * 2**20
+
+
+class InProcessState(NamedTuple):
+  """Weights and velocity as one vector each, and the clip norm."""
+
+  weights: np.ndarray
+  velocity: np.ndarray
+  clip_norm: np.ndarray
+
+
+class _Chunk(NamedTuple):
+  """Clipped updates of some clients, [clients, weights], and how they are."""
+
+  updates: tf.Tensor
+  usable: np.ndarray
+  norms: np.ndarray
+
+
+class InProcessEngine(engine.Engine):
+  """The round as `tf.function`s in this process."""
+
+  def __init__(
+    self,
+    model_fn: Callable[[], tf.keras.Model],
+    data: federated_data.FederatedData,
+    mechanism: mechanism_lib.GaussianMechanism,
+    algorithm: engine.Algorithm,
+    noise_seed: Optional[int] = None,
+    strategy: Optional[tf.distribute.Strategy] = None,
+  ):
+    """Builds the model and the graphs.
+
+    Args:
+      model_fn: Makes a Keras model whose outputs are logits.
+      data: The clients' data.
+      mechanism: What is released.
+      algorithm: FedSGD or FedAvg, and the server's optimiser.
+      noise_seed: For experiments only; without it the noise comes from the
+        system's entropy source.
+      strategy: How to spread clients over devices; by default over all GPUs
+        if there are several.
+    """
+    self.mechanism = mechanism
+    self._data = data
+    self._algorithm = algorithm
+    self._noise_seed = noise_seed
+    self._strategy = strategy or _default_strategy()
+    if algorithm.name == 'fed_avg' and self._replicas > 1:
+      raise ValueError(
+        'fed_avg runs on one device: its local steps change the weights. Use '
+        'fed_sgd to spread clients over several.'
+      )
+    with self._strategy.scope():
+      self._model = model_fn()
+    self._variables = self._model.trainable_variables
+    self._shapes = [variable.shape for variable in self._variables]
+    self._size = sum(shape.num_elements() for shape in self._shapes)
+    local_update = {'fed_sgd': self._gradient, 'fed_avg': self._weight_change}
+    self._local_update = local_update[algorithm.name]
+    self._initial = self._flat([v.numpy() for v in self._variables])
+    self._chunk_graph = tf.function(self._chunk, reduce_retracing=True)
+    self._deviation_graph = tf.function(
+      _squared_deviations, reduce_retracing=True
+    )
+
+  @property
+  def _replicas(self) -> int:
+    return int(self._strategy.num_replicas_in_sync)
+
+  def initial_state(self) -> InProcessState:
+    """Returns the model's initial weights, at rest."""
+    return InProcessState(
+      self._initial,
+      np.zeros_like(self._initial),
+      np.float32(self.mechanism.clip_norm),
+    )
+
+  def model_weights(self, state: InProcessState) -> list[np.ndarray]:
+    """Returns the trainable weights, in the model's order."""
+    cuts = np.cumsum([shape.num_elements() for shape in self._shapes])[:-1]
+    parts = np.split(state.weights, cuts)
+    return [p.reshape(shape) for p, shape in zip(parts, self._shapes)]
+
+  def to_arrays(self, state: InProcessState) -> dict[str, np.ndarray]:
+    """Returns the state as arrays."""
+    return dict(state._asdict())
+
+  def from_arrays(self, arrays: Mapping[str, np.ndarray]) -> InProcessState:
+    """Restores what `to_arrays` returned."""
+    state = InProcessState(**arrays)
+    if state.weights.shape != (self._size,):
+      raise ValueError(
+        f'The checkpoint has {state.weights.size} weights, the model '
+        f'{self._size}.'
+      )
+    return state
+
+  def run_round(
+    self,
+    state: InProcessState,
+    round_number: int,
+    participants: Sequence[int],
+    panel: Sequence[int],
+  ) -> engine.RoundOutput:
+    """Runs one round."""
+    self._assign(state.weights)
+    taking_part = set(participants)
+    clients = [*participants, *(c for c in panel if c not in taking_part)]
+    active = np.arange(len(clients)) < len(participants)
+    clip_norm = float(state.clip_norm)
+    kept: list[tf.Tensor] = []
+    keep = self.mechanism.kind == 'mean' and (
+      4 * self._size * len(clients) <= _MOST_KEPT_UPDATES
+    )
+
+    total = np.zeros(self._size, np.float32)
+    usable = np.zeros(len(clients), bool)
+    norms = np.zeros(len(clients), np.float32)
+    for rows, chunk in self._chunks(clients, clip_norm):
+      usable[rows], norms[rows] = chunk.usable, chunk.norms
+      weights = (active[rows] & chunk.usable).astype(np.float32)
+      total += tf.linalg.matvec(
+        chunk.updates, weights, transpose_a=True
+      ).numpy()
+      if keep:
+        kept.append(chunk.updates)
+
+    counted = active & usable
+    count = int(np.count_nonzero(counted))
+    squared = np.square(np.minimum(norms, clip_norm))
+    divisor = self.mechanism.expected_clients
+    if self.mechanism.kind == 'mean':
+      divisor = max(count, 1)
+    aggregate = total / np.float32(divisor)
+    if self.mechanism.kind == 'mean' and count:
+      deviations = self._deviations(clients, clip_norm, aggregate, kept)
+      # Alone, a client is compared with nothing.
+      squared = np.where(counted & (count == 1), squared, deviations)
+    below = np.count_nonzero(counted & (norms <= clip_norm)) - count / 2
+
+    position = {client: row for row, client in enumerate(clients)}
+    members = [position[client] for client in panel]
+    return engine.RoundOutput(
+      state=self._next_state(state, round_number, aggregate, below),
+      participants=count,
+      failed_clients=len(participants) - count,
+      clip_norm=clip_norm,
+      squared_measures=squared[counted],
+      # One whose update cannot be computed moves nothing.
+      panel_squared_measures=np.where(usable, squared, 0.0)[members],
+      panel_taking_part=counted[members],
+    )
+
+  def _next_state(
+    self,
+    state: InProcessState,
+    round_number: int,
+    aggregate: np.ndarray,
+    below: float,
+  ) -> InProcessState:
+    """Adds the noise, and takes the server's step."""
+    mechanism = self.mechanism
+    deviation = mechanism.noise_per_clip_norm * float(state.clip_norm)
+    update = self._noised(
+      aggregate, deviation, round_number, mechanism_ops.UPDATE_NOISE
+    )
+    clip_norm = state.clip_norm
+    if mechanism.clip_quantile is not None:
+      (count,) = self._noised(
+        np.array([below], np.float32),
+        mechanism.count_deviation,
+        round_number,
+        mechanism_ops.COUNT_NOISE,
+      )
+      share = count / mechanism.expected_clients + 0.5
+      clip_norm = clip_norm * np.exp(mechanism.clip_norm_growth(share))
+    velocity = np.float32(self._algorithm.momentum) * state.velocity + update
+    step = np.float32(self._algorithm.learning_rate) * velocity
+    return InProcessState(state.weights - step, velocity, np.float32(clip_norm))
+
+  def _noised(
+    self, values: np.ndarray, deviation: float, round_number: int, purpose: int
+  ) -> np.ndarray:
+    if not self.mechanism.noise_multiplier:
+      return values
+    if self._noise_seed is None:
+      noise = mechanism_ops.secure_normal(values.size)
+      return values + np.float32(deviation) * noise
+    (noised,) = mechanism_ops.add_noise(
+      [tf.constant(values)],
+      tf.constant(deviation, tf.float32),
+      self._noise_seed,
+      tf.constant(round_number),
+      purpose,
+    )
+    return noised.numpy()
+
+  def _chunks(
+    self, clients: Sequence[int], clip_norm: float
+  ) -> Iterator[tuple[slice, _Chunk]]:
+    """Yields clipped updates of a few clients at a time."""
+    data = self._data
+    example_bytes = data.features[:1].nbytes
+    start = 0
+    while start < len(clients):
+      largest = max(1, len(data.indices(clients[start])))
+      size = min(
+        _CHUNK_EXAMPLES // (largest * example_bytes),
+        _CHUNK_UPDATES // (4 * self._size),
+      )
+      rows = slice(start, start + max(1, int(size)) * self._replicas)
+      yield rows, self._run_chunk(clients[rows], clip_norm)
+      start = rows.stop
+
+  def _run_chunk(self, clients: Sequence[int], clip_norm: float) -> _Chunk:
+    limit = tf.constant(clip_norm, tf.float32)
+    if self._replicas == 1:
+      outputs = [self._chunk_graph(*self._data.gather(clients), limit)]
+    else:
+      shares = np.array_split(np.asarray(clients), self._replicas)
+      batches = [self._data.gather(share) for share in shares]
+      arguments = tuple(
+        self._strategy.experimental_distribute_values_from_function(
+          lambda context, part=part: tf.constant(
+            batches[context.replica_id_in_sync_group][part]
+          )
+        )
+        for part in range(3)
+      )
+      result = self._strategy.run(self._chunk_graph, (*arguments, limit))
+      outputs = list(
+        zip(*(self._strategy.experimental_local_results(r) for r in result))
+      )
+    updates, usable, norms = (tf.concat(parts, 0) for parts in zip(*outputs))
+    return _Chunk(updates, usable.numpy(), norms.numpy())
+
+  def _chunk(
+    self,
+    features: tf.Tensor,
+    labels: tf.Tensor,
+    sizes: tf.Tensor,
+    clip_norm: tf.Tensor,
+  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The clipped updates of a chunk of clients, as a graph."""
+
+    def one_client(
+      inputs: tuple[tf.Tensor, tf.Tensor, tf.Tensor],
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+      client_features, client_labels, size = inputs
+      update = self._local_update(client_features[:size], client_labels[:size])
+      flat = tf.concat([tf.reshape(part, [-1]) for part in update], 0)
+      (clipped,), usable, norm = mechanism_ops.clip([flat], clip_norm)
+      return clipped, usable, norm
+
+    sequential = self._algorithm.name == 'fed_avg'
+    return tf.map_fn(
+      one_client,
+      (features, labels, sizes),
+      fn_output_signature=(
+        tf.TensorSpec([self._size], tf.float32),
+        tf.TensorSpec([], tf.bool),
+        tf.TensorSpec([], tf.float32),
+      ),
+      parallel_iterations=1 if sequential else 4,
+    )
+
+  def _gradient(
+    self, features: tf.Tensor, labels: tf.Tensor
+  ) -> Sequence[tf.Tensor]:
+    """FedSGD's update: the gradient of the client's mean loss."""
+    with tf.GradientTape() as tape:
+      outputs = self._model(features, training=True)
+      loss = engine.LOSS(labels, outputs)
+    return tape.gradient(
+      loss, self._variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
+    )
+
+  def _weight_change(
+    self, features: tf.Tensor, labels: tf.Tensor
+  ) -> Sequence[tf.Tensor]:
+    """FedAvg's update: by how much local training lowers the weights."""
+    before = [tf.identity(variable) for variable in self._variables]
+    batch = self._algorithm.client_batch_size
+    rate = self._algorithm.client_learning_rate
+    for _ in range(self._algorithm.client_epochs):
+      for start in tf.range(0, tf.shape(features)[0], batch):
+        stop = start + batch
+        gradient = self._gradient(features[start:stop], labels[start:stop])
+        for variable, part in zip(self._variables, gradient):
+          variable.assign_sub(rate * part)
+    change = [b - v for b, v in zip(before, self._variables)]
+    for variable, value in zip(self._variables, before):
+      variable.assign(value)
+    return change
+
+  def _deviations(
+    self,
+    clients: Sequence[int],
+    clip_norm: float,
+    aggregate: np.ndarray,
+    kept: Sequence[tf.Tensor],
+  ) -> np.ndarray:
+    """Returns ‖u - ū‖² of every client, from kept or recomputed updates."""
+    mean = tf.constant(aggregate)
+    updates: Iterable[tf.Tensor] = kept
+    if not kept:
+      updates = (c.updates for _, c in self._chunks(clients, clip_norm))
+    parts = [self._deviation_graph(chunk, mean).numpy() for chunk in updates]
+    return np.concatenate(parts)
+
+  def _assign(self, weights: np.ndarray) -> None:
+    parts = self.model_weights(InProcessState(weights, weights, weights))
+    for variable, part in zip(self._variables, parts):
+      variable.assign(part)
+
+  def _flat(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.ravel(part) for part in parts]).astype(np.float32)
+
+
+def _squared_deviations(updates: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
+  return tf.reduce_sum(tf.square(updates - mean), axis=1)
+
+
+def _default_strategy() -> tf.distribute.Strategy:
+  if len(tf.config.list_logical_devices('GPU')) > 1:
+    return tf.distribute.MirroredStrategy()
+  return tf.distribute.get_strategy()

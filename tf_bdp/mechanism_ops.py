@@ -1,0 +1,99 @@
+"""Clipping and noise of the Gaussian mechanisms, as TensorFlow operations."""
+
+import os
+from collections.abc import Sequence
+from typing import Optional
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_privacy as tfp
+
+# Which of a round's two noises a seed is for.
+UPDATE_NOISE = 0
+COUNT_NOISE = 1
+
+
+def is_usable(update: Sequence[tf.Tensor]) -> tf.Tensor:
+  """Tells whether a client's update can enter the round.
+
+  NaN and infinite updates cannot. Nor can one of all zeros: it moves nothing,
+  and it is what TFF's client work puts in place of one that is not finite.
+  """
+  finite = [tf.reduce_all(tf.math.is_finite(part)) for part in update]
+  moves = [tf.reduce_any(tf.not_equal(part, 0)) for part in update]
+  return tf.reduce_all(finite) & tf.reduce_any(moves)
+
+
+def clip(
+  update: Sequence[tf.Tensor], clip_norm: tf.Tensor
+) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+  """Clips an update to a global norm; an unusable one becomes zero.
+
+  Returns:
+    The clipped update, whether it is usable, and its norm before clipping.
+  """
+  usable = is_usable(update)
+  safe = [tf.where(usable, part, tf.zeros_like(part)) for part in update]
+  clipped, norm = tf.clip_by_global_norm(safe, clip_norm)
+  return clipped, usable, norm
+
+
+def squared_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+  """Returns the sum of squares over all tensors."""
+  return tf.add_n([tf.reduce_sum(tf.square(tensor)) for tensor in tensors])
+
+
+def add_noise(
+  tensors: Sequence[tf.Tensor],
+  deviation: tf.Tensor,
+  seed: Optional[int],
+  round_number: tf.Tensor,
+  purpose: int = UPDATE_NOISE,
+) -> list[tf.Tensor]:
+  """Adds Gaussian noise, from TF Privacy's query unless it is seeded.
+
+  Args:
+    tensors: What is to be released.
+    deviation: The noise's standard deviation.
+    seed: For experiments only: makes the noise of a round reproducible, and
+      thereby worthless as protection against whoever knows the seed.
+    round_number: Tells the rounds of one seed apart.
+    purpose: Tells the noises of one round apart.
+  """
+  tensors = list(tensors)
+  if seed is None:
+    query = tfp.GaussianSumQuery(1.0, 1.0)
+    state = query.make_global_state(1.0, deviation)
+    noised, _, _ = query.get_noised_result(tensors, state)
+    return noised
+  sizes = [tf.size(tensor) for tensor in tensors]
+  # One stream for the whole vector, so that its cutting does not matter.
+  noise = tf.random.stateless_normal(
+    [tf.add_n(sizes)],
+    seed=tf.stack(
+      [
+        tf.constant(seed, tf.int32),
+        tf.cast(round_number, tf.int32) * 2 + purpose,
+      ]
+    ),
+  )
+  return [
+    tensor + deviation * tf.reshape(part, tf.shape(tensor))
+    for tensor, part in zip(tensors, tf.split(noise, sizes))
+  ]
+
+
+def secure_normal(size: int) -> np.ndarray:
+  """Returns independent standard normals from the system's entropy source.
+
+  Box and Muller's transform of 53-bit uniforms from `os.urandom`, for noise
+  that nobody can predict or reproduce.
+  """
+  pairs = (size + 1) // 2
+  words = np.frombuffer(os.urandom(16 * pairs), dtype=np.uint64)
+  uniforms = ((words >> np.uint64(11)) + 0.5) * 2.0**-53
+  radius, angle = uniforms.reshape(2, pairs)
+  radius = np.sqrt(-2.0 * np.log(radius))
+  angle = 2.0 * np.pi * angle
+  normals = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+  return normals[:size].astype(np.float32)
