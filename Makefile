@@ -7,8 +7,8 @@ INSTALLED := $(VENV)/.installed
 
 .PHONY: run test bench lint format lock build-files clean
 
-run: $(INSTALLED)  ## The main job; pass flags with ARGS="--delta=1e-6".
-	$(BIN)/python -m experiments.account_digits $(ARGS)
+run: $(INSTALLED)  ## The main job; pass flags with ARGS="--dataset=mnist".
+	$(BIN)/python -m experiments.train --overwrite $(ARGS)
 
 test: $(INSTALLED)  ## All tests; pass pytest's options with ARGS="-k panel".
 	$(BIN)/python -m pytest $(ARGS)

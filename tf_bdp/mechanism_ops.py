@@ -13,28 +13,23 @@ UPDATE_NOISE = 0
 COUNT_NOISE = 1
 
 
-def is_usable(update: Sequence[tf.Tensor]) -> tf.Tensor:
-  """Tells whether a client's update can enter the round.
-
-  NaN and infinite updates cannot. Nor can one of all zeros: it moves nothing,
-  and it is what TFF's client work puts in place of one that is not finite.
-  """
-  finite = [tf.reduce_all(tf.math.is_finite(part)) for part in update]
-  moves = [tf.reduce_any(tf.not_equal(part, 0)) for part in update]
-  return tf.reduce_all(finite) & tf.reduce_any(moves)
-
-
 def clip(
   update: Sequence[tf.Tensor], clip_norm: tf.Tensor
 ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
   """Clips an update to a global norm; an unusable one becomes zero.
 
+  Unusable is one that is NaN or infinite, or whose norm is; and one of all
+  zeros, which moves nothing and is what TFF's client work puts in place of one
+  that is not finite.
+
   Returns:
     The clipped update, whether it is usable, and its norm before clipping.
   """
-  usable = is_usable(update)
+  norm = tf.linalg.global_norm(update)
+  usable = tf.math.is_finite(norm) & (norm > 0)
+  norm = tf.where(usable, norm, 0.0)
   safe = [tf.where(usable, part, tf.zeros_like(part)) for part in update]
-  clipped, norm = tf.clip_by_global_norm(safe, clip_norm)
+  clipped, _ = tf.clip_by_global_norm(safe, clip_norm, use_norm=norm)
   return clipped, usable, norm
 
 

@@ -269,6 +269,18 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       )
     return epsilon, order
 
+  def get_worst_case_epsilon(self, target_delta: float) -> float:
+    """Returns ε of differential privacy for all events so far.
+
+    At the accountant's own orders; `ledger` gives the rounds to accountants
+    that are tighter. Infinite if a round has no worst case.
+    """
+    validation.check_delta('target_delta', target_delta)
+    costs = self._worst_case_costs()
+    return conversion_lib.epsilon_from_costs(
+      self._orders, costs, target_delta, self._conversion
+    )[0]
+
   def explain(self, target_delta: float) -> dict[str, Any]:
     """Returns ε at δ with everything that it rests on, as plain data."""
     epsilon, order = self.get_epsilon_and_optimal_order(target_delta)

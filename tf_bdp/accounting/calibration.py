@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Callable, Optional
 
 import dp_accounting
+import numpy as np
 import numpy.typing as npt
 
 from tf_bdp import validation
@@ -19,7 +20,7 @@ def events_from_distances(
   distances: npt.ArrayLike,
   noise_multiplier: float,
   participation_probability: float,
-  worst_case_distance: Optional[float] = 1.0,
+  worst_case_distance: Optional[npt.ArrayLike] = 1.0,
   panel: bool = False,
 ) -> list[events.BayesianGaussianEvent]:
   """Returns the events of recorded rounds at a noise multiplier.
@@ -31,6 +32,7 @@ def events_from_distances(
     participation_probability: q.
     worst_case_distance: The largest distance clipping allows, in the same
       units: 1 where clipped updates are summed, 2 where they are averaged.
+      One number, or one a round.
     panel: Whether column i is the same unit in every round.
 
   Returns:
@@ -42,15 +44,21 @@ def events_from_distances(
     raise ValueError(
       f'distances must be an array [rounds, units]. Found shape {rows.shape}.'
     )
-  worst = None
+  worst: list[Optional[float]] = [None] * len(rows)
   if worst_case_distance is not None:
-    validation.check_positive('worst_case_distance', worst_case_distance)
-    worst = (worst_case_distance / noise) ** 2
+    if np.ndim(worst_case_distance) == 0:
+      validation.check_positive(
+        'worst_case_distance', float(np.asarray(worst_case_distance))
+      )
+    limits = validation.check_squared_distances(
+      'worst_case_distance', worst_case_distance
+    )
+    worst = list((np.broadcast_to(limits, len(rows)) / noise) ** 2)
   return [
     events.BayesianGaussianEvent(
-      (row / noise) ** 2, participation_probability, worst, panel
+      (row / noise) ** 2, participation_probability, limit, panel
     )
-    for row in rows
+    for row, limit in zip(rows, worst)
   ]
 
 

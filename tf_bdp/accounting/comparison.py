@@ -1,8 +1,9 @@
 """One run accounted for in every way, side by side."""
 
+import collections
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Optional
 
 import dp_accounting
@@ -11,8 +12,9 @@ from tf_bdp import validation
 from tf_bdp.accounting import accountant as accountant_lib
 from tf_bdp.accounting import ledger
 
-# The grid of a privacy loss distribution grows with ε; beyond this it is
-# gigabytes, and the figure is of no use to anyone.
+# A privacy loss distribution takes memory and time in proportion to ε over the
+# steps of its grid. Coarser steps are used for larger ε, which errs on the safe
+# side; beyond this the figure is of no use to anyone.
 _LARGEST_EPSILON_FOR_PLD = 500.0
 
 
@@ -53,7 +55,6 @@ def compare(rounds: Sequence[dp_accounting.DpEvent], delta: float) -> list[Row]:
   except ledger.UnsupportedPartError as error:
     raise dp_accounting.UnsupportedEventError(str(error)) from error
   sampled = [(event, entry) for event, entry in parts if event is not None]
-  dp_event = ledger.to_dp_event(entry for _, entry in parts)
   total_rounds = sum(entry.repeats for _, entry in sampled)
   is_panel = bool(sampled) and all(event.panel for event, _ in sampled)
   is_clipped = all(not math.isinf(e.squared_distance) for _, e in parts)
@@ -73,8 +74,8 @@ def compare(rounds: Sequence[dp_accounting.DpEvent], delta: float) -> list[Row]:
       name, details['epsilon'], delta, details['order'], assumption, details
     )
 
-  rows = _dp_rows(dp_event, delta, is_clipped)
-  rows += [
+  dp_rows = _dp_rows([entry for _, entry in parts], delta, is_clipped)
+  rows = [
     bayesian(
       'BDP, paper',
       accountant.paper(),
@@ -115,11 +116,34 @@ def compare(rounds: Sequence[dp_accounting.DpEvent], delta: float) -> list[Row]:
     rows.append(
       Row('BDP, distribution-free', None, delta, None, 'there is no worst case')
     )
-  return rows
+  return dp_rows + [_capped(row, dp_rows) for row in rows]
+
+
+def _capped(row: Row, dp_rows: Sequence[Row]) -> Row:
+  """Puts DP's figure in place of a larger one: DP implies BDP.
+
+  The paper's rows stay as the paper has them.
+  """
+  known = [dp.epsilon for dp in dp_rows if dp.epsilon is not None]
+  if row.epsilon is None or not known or 'paper' in row.method:
+    return row
+  if row.epsilon <= min(known):
+    return row
+  return row._replace(
+    epsilon=min(known), assumption='as DP, which is the smaller figure here'
+  )
+
+
+def _grouped(entries: Iterable[ledger.Entry]) -> list[ledger.Entry]:
+  """Merges rounds that are alike, wherever they stand: DP does not mind."""
+  counts: collections.Counter[tuple[float, float]] = collections.Counter()
+  for entry in entries:
+    counts[entry[:2]] += entry.repeats
+  return [ledger.Entry(*key, False, n) for key, n in sorted(counts.items())]
 
 
 def _dp_rows(
-  event: dp_accounting.DpEvent, delta: float, is_clipped: bool
+  entries: Sequence[ledger.Entry], delta: float, is_clipped: bool
 ) -> list[Row]:
   """Returns the rows of differential privacy."""
   if not is_clipped:
@@ -127,6 +151,7 @@ def _dp_rows(
       Row(method, None, delta, None, 'there is no worst case')
       for method in ('DP, RDP', 'DP, PLD')
     ]
+  event = ledger.to_dp_event(_grouped(entries))
   accountant = dp_accounting.rdp.RdpAccountant().compose(event)
   epsilon, alpha = accountant.get_epsilon_and_optimal_order(delta)
   order = int(alpha) - 1 if epsilon > 0 and alpha == int(alpha) else None
@@ -134,7 +159,10 @@ def _dp_rows(
   if epsilon > _LARGEST_EPSILON_FOR_PLD:
     reason = f'not computed: epsilon is above {_LARGEST_EPSILON_FOR_PLD:g}'
     return [*rows, Row('DP, PLD', None, delta, None, reason)]
-  pld = dp_accounting.pld.PLDAccountant().compose(event)
+  pld = dp_accounting.pld.PLDAccountant(
+    value_discretization_interval=1e-4 * max(1.0, epsilon / 5)
+  )
+  pld.compose(event)
   epsilon = float(pld.get_epsilon(delta))
   return [*rows, Row('DP, PLD', epsilon, delta, None, 'any person')]
 

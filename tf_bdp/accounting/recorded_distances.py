@@ -3,7 +3,7 @@
 import csv
 import os
 import zipfile
-from typing import NamedTuple, Union
+from typing import NamedTuple, Optional, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -17,30 +17,43 @@ class RecordedDistances(NamedTuple):
   Attributes:
     distances: ‖Δ‖ in units of the clip norm, [rounds, units].
     panel: Whether column i is the same unit in every round.
+    worst_case_distances: The largest distance that clipping allows in each
+      round, where the file says.
   """
 
   distances: np.ndarray
   panel: bool
+  worst_case_distances: Optional[np.ndarray] = None
 
 
-def save(path: _Path, distances: npt.ArrayLike, panel: bool) -> None:
+def save(
+  path: _Path,
+  distances: npt.ArrayLike,
+  panel: bool,
+  worst_case_distances: Optional[npt.ArrayLike] = None,
+) -> None:
   """Writes distances to an .npz file, replacing it in one step.
 
   Args:
     path: A file name that ends in .npz.
     distances: An array [rounds, units].
     panel: Whether column i is the same unit in every round.
+    worst_case_distances: One a round, if they are known.
   """
   if not str(path).endswith('.npz'):
     raise ValueError(f'A file of distances ends in .npz. Found {path}.')
   temporary = f'{path}.part.npz'
-  np.savez_compressed(temporary, distances=np.asarray(distances), panel=panel)
+  arrays = {'distances': np.asarray(distances), 'panel': np.asarray(panel)}
+  if worst_case_distances is not None:
+    arrays['worst_case_distances'] = np.asarray(worst_case_distances)
+  np.savez_compressed(temporary, **arrays)
   os.replace(temporary, path)
 
 
 def load(path: _Path) -> RecordedDistances:
-  """Reads an .npz file (`distances`, optionally `panel`) or a .csv file.
+  """Reads an .npz or .csv file.
 
+  An .npz file holds `distances`, optionally `panel` and `worst_case_distances`.
   A .csv file has no header; lines that start with # are skipped. It does not
   say whether the units are a panel, so they are taken not to be one.
 
@@ -77,6 +90,7 @@ def _load_npz(path: _Path) -> RecordedDistances:
       )
     distances = contents['distances']
     panel = bool(contents['panel']) if 'panel' in contents else False
+    worst = contents.get('worst_case_distances')
   if (
     distances.ndim != 2
     or distances.size == 0
@@ -86,7 +100,12 @@ def _load_npz(path: _Path) -> RecordedDistances:
       f"'distances' in {path} must be numbers of shape [rounds, units]. "
       f'Found {distances.dtype} of shape {distances.shape}.'
     )
-  return RecordedDistances(distances.astype(np.float64), panel)
+  if worst is not None and worst.shape != (len(distances),):
+    raise ValueError(
+      f"'worst_case_distances' in {path} must be one number a round. Found "
+      f'shape {worst.shape} for {len(distances)} rounds.'
+    )
+  return RecordedDistances(distances.astype(np.float64), panel, worst)
 
 
 def _load_csv(path: _Path) -> np.ndarray:

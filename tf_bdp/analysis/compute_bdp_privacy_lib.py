@@ -5,7 +5,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+import dp_accounting
 import numpy as np
+import numpy.typing as npt
 
 from tf_bdp import validation
 from tf_bdp.accounting import (
@@ -14,6 +16,7 @@ from tf_bdp.accounting import (
   calibration,
   comparison,
   conversion,
+  events,
   sampled_gaussian,
 )
 
@@ -192,7 +195,7 @@ def compute_bdp_privacy(
   noise_multiplier: float,
   participation_probability: float,
   delta: float,
-  worst_case_distance: float = 1.0,
+  worst_case_distance: npt.ArrayLike = 1.0,
   panel: bool = False,
   mechanism: str = 'sum',
   unit: str = 'client',
@@ -206,7 +209,8 @@ def compute_bdp_privacy(
     noise_multiplier: The noise's deviation in units of the clip norm.
     participation_probability: The probability that a unit is in a round.
     delta: The target δ.
-    worst_case_distance: The largest distance that clipping allows.
+    worst_case_distance: The largest distance that clipping allows; one number,
+      or one a round.
     panel: Whether column i is the same unit in every round.
     mechanism: 'sum' or 'mean': what the noise is added to.
     unit: What is protected, 'client' or 'example'.
@@ -215,9 +219,6 @@ def compute_bdp_privacy(
   Returns:
     The report.
   """
-  validation.check_choice('mechanism', mechanism, tuple(_MECHANISMS))
-  validation.check_choice('sampling', sampling, ('poisson', 'fixed_size'))
-  validation.check_delta('delta', delta)
   rounds = calibration.events_from_distances(
     distances,
     noise_multiplier,
@@ -225,21 +226,60 @@ def compute_bdp_privacy(
     worst_case_distance,
     panel,
   )
+  return report_of_rounds(
+    rounds,
+    noise_multiplier=noise_multiplier,
+    participation_probability=participation_probability,
+    delta=delta,
+    worst_case_distance=float(np.max(worst_case_distance)),
+    mechanism=mechanism,
+    unit=unit,
+    sampling=sampling,
+  )
+
+
+def report_of_rounds(
+  rounds: Sequence[dp_accounting.DpEvent],
+  *,
+  noise_multiplier: float,
+  participation_probability: float,
+  delta: float,
+  worst_case_distance: float,
+  mechanism: str,
+  unit: str,
+  sampling: str,
+) -> PrivacyReport:
+  """Accounts for events as they were composed.
+
+  Args:
+    rounds: One event a round: `BayesianGaussianEvent`s, and the worst case of
+      rounds with too few units.
+    noise_multiplier: As for `compute_bdp_privacy`, like the others below.
+    participation_probability: q.
+    delta: δ.
+    worst_case_distance: The largest one of all rounds.
+    mechanism: 'sum' or 'mean'.
+    unit: 'client' or 'example'.
+    sampling: 'poisson' or 'fixed_size'.
+
+  Returns:
+    The report.
+  """
+  validation.check_choice('mechanism', mechanism, tuple(_MECHANISMS))
+  validation.check_choice('sampling', sampling, ('poisson', 'fixed_size'))
   rows = comparison.compare(rounds, delta)
+  sampled = [r for r in rounds if isinstance(r, events.BayesianGaussianEvent)]
+  panel = bool(sampled) and all(event.panel for event in sampled)
   best = min(
     (row for row in rows if row.details and row.epsilon is not None),
     key=lambda row: row.epsilon or 0.0,
   )
+  order = best.order or accountant.DEFAULT_ORDERS[-1]
   return PrivacyReport(
     rows=rows,
-    findings=_findings(
-      np.asarray(distances) / noise_multiplier,
-      participation_probability,
-      best.order or accountant.DEFAULT_ORDERS[-1],
-      panel,
-    ),
+    findings=_findings(sampled, order, panel),
     rounds=len(rounds),
-    units=np.shape(distances)[1],
+    units=min((r.squared_distances.size for r in sampled), default=0),
     noise_multiplier=noise_multiplier,
     participation_probability=participation_probability,
     delta=delta,
@@ -252,20 +292,30 @@ def compute_bdp_privacy(
 
 
 def _findings(
-  distances: np.ndarray, q: float, order: int, panel: bool
+  rounds: Sequence[events.BayesianGaussianEvent], order: int, panel: bool
 ) -> list[applicability.Finding]:
   """Checks the tail of the costs, drift over rounds, and order of arrival."""
-  rounds, units = distances.shape
-  costs = sampled_gaussian.log_moments(np.ravel(distances) ** 2, q, [order])
-  costs = costs.reshape(rounds, units)
+  if not rounds:
+    return []
+  costs = [
+    sampled_gaussian.log_moments(
+      event.squared_distances, event.participation_probability, [order]
+    )[:, 0]
+    for event in rounds
+  ]
+  distances = [np.sqrt(event.squared_distances) for event in rounds]
   # Without a panel, a person is as likely to be any unit of a round.
-  per_person = np.sum(costs, axis=0) if panel else rounds * np.ravel(costs)
+  per_person = (
+    np.sum(costs, axis=0) if panel else len(rounds) * np.concatenate(costs)
+  )
   findings = [applicability.tail(per_person)]
-  half = rounds // 2
+  half = len(rounds) // 2
   if half:
-    early, late = distances[:half], distances[-half:]
-    if panel:  # Rounds of the same unit are not independent: one value each.
-      early, late = np.mean(early, axis=0), np.mean(late, axis=0)
+    # Rounds of the same unit are not independent: one value each.
+    early, late = (
+      np.mean(part, axis=0) if panel else np.concatenate(part)
+      for part in (distances[:half], distances[-half:])
+    )
     findings.append(applicability.drift(early, late))
   if panel:
     findings.append(applicability.exchangeability(np.mean(distances, axis=0)))

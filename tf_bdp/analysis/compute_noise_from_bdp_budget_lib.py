@@ -7,6 +7,7 @@ from typing import Any
 
 import dp_accounting
 import numpy as np
+import numpy.typing as npt
 import tqdm
 
 from tf_bdp.accounting import accountant as accountant_lib
@@ -58,7 +59,7 @@ def compute_noise(
   participation_probability: float,
   epsilon: float,
   delta: float,
-  worst_case_distance: float = 1.0,
+  worst_case_distance: npt.ArrayLike = 1.0,
   panel: bool = False,
   unit: str = 'client',
 ) -> NoiseReport:
@@ -99,13 +100,12 @@ def compute_noise(
     )
 
   def dp_events(noise_multiplier: float) -> list[dp_accounting.DpEvent]:
-    entry = ledger.Entry(
-      (worst_case_distance / noise_multiplier) ** 2,
-      participation_probability,
-      False,
-      rounds,
-    )
-    return [ledger.to_dp_event([entry])]
+    worst = np.broadcast_to(worst_case_distance, rounds) / noise_multiplier
+    entries = [
+      ledger.Entry(float(r) ** 2, participation_probability, False, 1)
+      for r in worst
+    ]
+    return [ledger.to_dp_event(entries)]
 
   bayesian_events(1.0)  # Bad input is an error before the search.
   noise_multipliers = {}

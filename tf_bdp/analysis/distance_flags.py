@@ -51,7 +51,8 @@ _WORST_CASE_DISTANCE = flags.DEFINE_float(
   'worst_case_distance',
   None,
   'Largest distance that clipping allows, in units of the clip norm. By '
-  'default 1 for --mechanism=sum and 2 for --mechanism=mean.',
+  'default what the file says, else 1 for --mechanism=sum and 2 for '
+  '--mechanism=mean.',
 )
 UNIT = flags.DEFINE_enum(
   'unit', 'client', ['client', 'example'], 'What is protected.'
@@ -66,7 +67,7 @@ class Recording(NamedTuple):
 
   distances: np.ndarray
   panel: bool
-  worst_case_distance: float
+  worst_case_distance: np.ndarray
 
 
 def recording() -> Recording:
@@ -74,18 +75,20 @@ def recording() -> Recording:
   if (_DISTANCES_FILE.value is None) == (_DISTANCES.value is None):
     raise ValueError('Give either --distances_file or --distances.')
   if _DISTANCES_FILE.value is not None:
-    distances, panel = recorded_distances.load(_DISTANCES_FILE.value)
+    distances, panel, worst = recorded_distances.load(_DISTANCES_FILE.value)
   else:
     # The same distances in every round: everybody stays where they are.
-    distances, panel = _numbers(_DISTANCES.value)[np.newaxis], True
+    distances, panel, worst = _numbers(_DISTANCES.value)[np.newaxis], True, None
     if _ROUNDS.value is None:
       raise ValueError('--distances needs --rounds.')
   if _PANEL.value is not None:
     panel = _PANEL.value
-  worst = _WORST_CASE_DISTANCE.value
-  if worst is None:
-    worst = {'sum': 1.0, 'mean': 2.0}[MECHANISM.value]
-  return Recording(_repeat(distances, _ROUNDS.value), panel, worst)
+  distances = _repeat(distances, _ROUNDS.value)
+  if _WORST_CASE_DISTANCE.value is not None:
+    worst = np.array(_WORST_CASE_DISTANCE.value)
+  elif worst is None:
+    worst = np.array({'sum': 1.0, 'mean': 2.0}[MECHANISM.value])
+  return Recording(distances, panel, np.broadcast_to(worst, len(distances)))
 
 
 def _numbers(words: list[str]) -> np.ndarray:

@@ -1,0 +1,136 @@
+import numpy as np
+import pytest
+from scipy import stats
+
+from tf_bdp.learning import sampling
+
+# How unlikely a true hypothesis must be before a test of it fails.
+_LEVEL = 1e-6
+
+
+def _drawn(seed, rounds, count, probability, kind='poisson'):
+  """Who took part, [rounds, clients]."""
+  taken = np.zeros((rounds, count), bool)
+  for number in range(rounds):
+    taken[number, _draw(kind, seed, number, count, probability)] = True
+  return taken
+
+
+def _draw(kind, seed, number, count, probability):
+  return sampling.participants(kind, seed, number, count, probability)
+
+
+def test_each_client_takes_part_with_the_probability():
+  taken = _drawn(1, 2000, 50, 0.2)
+  for part in taken.sum(axis=0):
+    assert stats.binomtest(int(part), 2000, 0.2).pvalue > _LEVEL
+  assert stats.binomtest(int(taken.sum()), 100_000, 0.2).pvalue > _LEVEL
+
+
+def test_the_number_of_participants_is_binomial():
+  sizes = _drawn(2, 3000, 10, 0.3).sum(axis=1)
+  wanted = stats.binom.pmf(np.arange(11), 10, 0.3) * 3000
+  found = np.bincount(sizes, minlength=11)
+  # Classes that are expected fewer than five times are taken together.
+  common = wanted >= 5
+  result = stats.chisquare(
+    [*found[common], found[~common].sum()],
+    [*wanted[common], wanted[~common].sum()],
+  )
+  assert result.pvalue > _LEVEL
+  # An empty round has a chance of 2.8 %.
+  assert found[0] > 0
+
+
+def test_clients_are_drawn_independently_of_each_other():
+  taken = _drawn(3, 4000, 12, 0.4).astype(float)
+  correlation = np.corrcoef(taken.T)
+  others = correlation[~np.eye(12, dtype=bool)]
+  assert np.max(np.abs(others)) < 5.5 * 4000**-0.5
+
+
+def test_rounds_are_drawn_independently_of_each_other():
+  taken = _drawn(4, 400, 1000, 0.3).astype(float)
+  for lag in (1, 2, 3):
+    one, other = taken[:-lag].ravel(), taken[lag:].ravel()
+    assert abs(np.corrcoef(one, other)[0, 1]) < 5 * one.size**-0.5
+
+
+def test_seeds_that_differ_by_one_are_independent():
+  one = _drawn(5, 100, 1000, 0.3).ravel().astype(float)
+  other = _drawn(6, 100, 1000, 0.3).ravel().astype(float)
+  assert abs(np.corrcoef(one, other)[0, 1]) < 5 * one.size**-0.5
+
+
+@pytest.mark.parametrize('kind', sampling.KINDS)
+def test_a_round_is_the_same_for_the_same_seed_in_any_order(kind):
+  first = [_draw(kind, 9, number, 100, 0.1) for number in range(5)]
+  again = [_draw(kind, 9, number, 100, 0.1) for number in reversed(range(5))]
+  for one, other in zip(first, reversed(again)):
+    np.testing.assert_array_equal(one, other)
+  assert any(
+    not np.array_equal(first[0], other) for other in first[1:]
+  )
+
+
+@pytest.mark.parametrize('kind', sampling.KINDS)
+def test_participants_are_ascending_client_numbers_without_repetition(kind):
+  for number in range(20):
+    drawn = _draw(kind, 0, number, 30, 0.5)
+    assert np.all(np.diff(drawn) > 0)
+    assert drawn.min() >= 0
+    assert drawn.max() < 30
+
+
+def test_probability_one_takes_all_and_zero_nobody():
+  for kind in sampling.KINDS:
+    np.testing.assert_array_equal(_draw(kind, 0, 0, 7, 1.0), np.arange(7))
+    assert _draw(kind, 0, 0, 7, 0.0).size == 0
+
+
+def test_fixed_size_rounds_all_have_the_expected_number():
+  taken = _drawn(7, 1000, 40, 0.25, 'fixed_size')
+  np.testing.assert_array_equal(taken.sum(axis=1), 10)
+  for part in taken.sum(axis=0):
+    assert stats.binomtest(int(part), 1000, 0.25).pvalue > _LEVEL
+
+
+def test_an_unknown_kind_is_refused():
+  with pytest.raises(ValueError, match=r"sampling must be one of \('poisson'"):
+    _draw('bernoulli', 0, 0, 7, 0.5)
+
+
+def test_a_panel_is_fixed_ascending_and_without_repetition():
+  panel = sampling.panel(3, 1000, 200)
+  np.testing.assert_array_equal(panel, sampling.panel(3, 1000, 200))
+  assert panel.size == 200
+  assert np.all(np.diff(panel) > 0)
+  assert panel.min() >= 0
+  assert panel.max() < 1000
+  assert not np.array_equal(panel, sampling.panel(4, 1000, 200))
+
+
+def test_every_client_is_in_a_panel_with_the_same_probability():
+  members = np.zeros(20, int)
+  for seed in range(2000):
+    members[sampling.panel(seed, 20, 5)] += 1
+  for times in members:
+    assert stats.binomtest(int(times), 2000, 0.25).pvalue > _LEVEL
+
+
+def test_the_panel_is_independent_of_who_takes_part():
+  shared = [
+    np.intersect1d(
+      sampling.panel(seed, 100, 50), _draw('fixed_size', seed, 0, 100, 0.5)
+    ).size
+    for seed in range(1000)
+  ]
+  # Hypergeometric: 25 of deviation 2.51.
+  deviation = stats.hypergeom.std(100, 50, 50)
+  assert abs(np.mean(shared) - 25) < 5 * deviation / 1000**0.5
+
+
+def test_a_panel_may_be_all_clients_but_not_more():
+  np.testing.assert_array_equal(sampling.panel(0, 9, 9), np.arange(9))
+  with pytest.raises(ValueError, match='at most the 9 clients. Found 10.'):
+    sampling.panel(0, 9, 10)

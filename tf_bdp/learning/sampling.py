@@ -1,0 +1,49 @@
+"""Which clients take part, and which are measured."""
+
+import numpy as np
+
+from tf_bdp import validation
+
+KINDS = ('poisson', 'fixed_size')
+# Tells the random streams of one seed apart.
+_PARTICIPANTS, _PANEL = 1, 2
+
+
+def participants(
+  kind: str,
+  seed: int,
+  round_number: int,
+  client_count: int,
+  participation_probability: float,
+) -> np.ndarray:
+  """Draws the clients of a round, the same for the same seed and round.
+
+  Args:
+    kind: 'poisson': each client by itself, as the theory assumes. 'fixed_size':
+      always the expected number, for which the figures are not proven.
+    seed: Of the run. Amplification by sampling holds against those who do not
+      know it.
+    round_number: Counts from 0.
+    client_count: N.
+    participation_probability: α.
+
+  Returns:
+    The clients' numbers, ascending.
+  """
+  validation.check_choice('sampling', kind, KINDS)
+  generator = np.random.default_rng([seed, _PARTICIPANTS, round_number])
+  if kind == 'poisson':
+    chances = generator.random(client_count)
+    return np.flatnonzero(chances < participation_probability)
+  size = round(participation_probability * client_count)
+  return np.sort(generator.choice(client_count, size, replace=False))
+
+
+def panel(seed: int, client_count: int, size: int) -> np.ndarray:
+  """Draws the clients that are measured in every round."""
+  if size > client_count:
+    raise ValueError(
+      f'The panel must be at most the {client_count} clients. Found {size}.'
+    )
+  generator = np.random.default_rng([seed, _PANEL])
+  return np.sort(generator.choice(client_count, size, replace=False))
