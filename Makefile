@@ -14,7 +14,8 @@ test: $(INSTALLED)  ## All tests; pass pytest's options with ARGS="-k panel".
 	$(BIN)/python -m pytest $(ARGS)
 
 bench: $(INSTALLED)  ## Speed, as ratios to named alternatives.
-	$(BIN)/python -m benchmarks.accounting $(ARGS)
+	$(BIN)/python -m benchmarks.accounting
+	$(BIN)/python -m benchmarks.rounds $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

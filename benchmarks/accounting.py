@@ -13,6 +13,7 @@ import numpy as np
 from absl import app
 from scipy import special, stats
 
+from benchmarks import timing
 from tf_bdp import accounting
 from tf_bdp.accounting import chord_table
 
@@ -56,13 +57,10 @@ def accountants_cost(
   return accounting.student_t(costs, 1e-8)
 
 
-def _seconds(function: Callable[[], object], repeats: int) -> float:
-  times = []
-  for _ in range(repeats):
-    start = time.perf_counter()
-    function()
-    times.append(time.perf_counter() - start)
-  return min(times)
+def _once(function: Callable[[], object]) -> float:
+  start = time.perf_counter()
+  function()
+  return time.perf_counter() - start
 
 
 def main(argv: list[str]) -> None:
@@ -86,8 +84,9 @@ def main(argv: list[str]) -> None:
         def slow(d=distances, q=q, orders=orders) -> np.ndarray:
           return straightforward_cost(d, q, orders)
 
-        first = _seconds(fast, 1)
-        then, loop = _seconds(fast, 20), _seconds(slow, 5)
+        first = _once(fast)
+        seconds = timing.fastest_in_turn({'fast': fast, 'slow': slow}, 10)
+        then, loop = seconds['fast'], seconds['slow']
         np.testing.assert_allclose(fast(), slow(), rtol=1e-4, atol=1e-9)
         print(
           f'{name:<18}{q:>6}{scale:>11}{loop:>10.4f}{first:>10.4f}'
@@ -100,8 +99,8 @@ def main(argv: list[str]) -> None:
   for estimator in ('student_t', 'betting'):
     accountant = accounting.BayesianAccountant(estimator=estimator)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    compose = _seconds(lambda a=accountant: a.compose(event), 1)
-    query = _seconds(lambda a=accountant: a.get_epsilon(1e-6), 1)
+    compose = _once(lambda a=accountant: a.compose(event))
+    query = _once(lambda a=accountant: a.get_epsilon(1e-6))
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(
       f'{estimator:<12}compose {compose:.2f} s, epsilon {query:.2f} s, '

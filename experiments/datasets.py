@@ -1,5 +1,8 @@
 """Training and test data of the experiments, and their split over clients."""
 
+import socket
+import urllib.parse
+import urllib.request
 from typing import NamedTuple, Optional
 
 import numpy as np
@@ -54,22 +57,32 @@ def _load_digits() -> Dataset:
 def _load_mnist(data_dir: Optional[str]) -> Dataset:
   import tensorflow_datasets as tfds
 
-  try:
-    splits = tfds.load(
-      'mnist', split=['train', 'test'], data_dir=data_dir, batch_size=-1
-    )
-  except Exception as error:  # TFDS has no common class for failed downloads.
-    raise ValueError(
-      'MNIST is not there and could not be downloaded '
-      f'({type(error).__name__}). Prepare it on a machine with internet access '
-      'by `python -c "import tensorflow_datasets as tfds; '
-      "tfds.load('mnist', data_dir='DIR')\"` and pass --data_dir=DIR."
-    ) from error
+  builder = tfds.builder('mnist', data_dir=data_dir)
+  if not builder.data_path.exists():
+    try:
+      _check_reachable(builder.URL)
+      builder.download_and_prepare()
+    except OSError as error:
+      raise ValueError(
+        f'MNIST is not in {builder.data_path} and could not be downloaded '
+        f'({error}). Prepare it on a machine with internet access by '
+        '`python -c "import tensorflow_datasets as tfds; '
+        "tfds.load('mnist', data_dir='DIR')\"` and pass --data_dir=DIR."
+      ) from error
   arrays = []
-  for split in splits:
-    arrays.append(np.asarray(split['image'], np.float32) / 255.0)
-    arrays.append(np.asarray(split['label'], np.int64))
+  for split in ('train', 'test'):
+    data = builder.as_dataset(split=split, batch_size=-1)
+    arrays.append(np.asarray(data['image'], np.float32) / 255.0)
+    arrays.append(np.asarray(data['label'], np.int64))
   return Dataset(*arrays)
+
+
+def _check_reachable(url: str) -> None:
+  """Raises OSError at once where a download would retry for minutes."""
+  if not urllib.request.getproxies():
+    host = urllib.parse.urlsplit(url).hostname
+    with socket.create_connection((host, 443), timeout=10):
+      pass
 
 
 def split_iid(

@@ -190,11 +190,6 @@ def _train() -> None:
   directory = pathlib.Path(_REPORT_DIR.value)
   if _OVERWRITE.value:
     (directory / training.CHECKPOINT_FILE).unlink(missing_ok=True)
-  dataset = datasets.load(_DATASET.value, _DATA_DIR.value)
-  data = datasets.split_iid(
-    dataset, clients, _EXAMPLES_PER_CLIENT.value, _SEED.value
-  )
-  model_fn = functools.partial(models.mnist_cnn, _SEED.value)
   if _ENGINE.value == 'tff':
     from tf_bdp.learning import tff_engine
 
@@ -202,7 +197,14 @@ def _train() -> None:
   else:
     from tf_bdp.learning import inprocess_engine
 
+    if _ALGORITHM.value == 'fed_sgd':
+      inprocess_engine.compute_clients_in_parallel()
     make_engine = inprocess_engine.InProcessEngine
+  dataset = datasets.load(_DATASET.value, _DATA_DIR.value)
+  data = datasets.split_iid(
+    dataset, clients, _EXAMPLES_PER_CLIENT.value, _SEED.value
+  )
+  model_fn = functools.partial(models.mnist_cnn, _SEED.value)
   engine = make_engine(
     model_fn, data, mechanism, algorithm, noise_seed=_NOISE_SEED.value
   )

@@ -120,9 +120,9 @@ def test_the_process_has_the_types_of_an_unweighted_aggregation(kind):
   signature = process.next.type_signature
   state_type = process.initialize.type_signature.result
   assert state_type.placement is tff.SERVER
-  assert state_type.member.fields() == [
-    *('clip_norm', 'round_number', 'dp_event', 'is_init_state'),
-  ]
+  assert {'clip_norm', 'round_number', 'dp_event', 'is_init_state'} == set(
+    dir(state_type.member)
+  )
   assert state_type.member.clip_norm == tff.TensorType(np.float32)
   assert state_type.member.round_number == tff.TensorType(np.int32)
   assert signature.parameter[0] == state_type
@@ -132,9 +132,7 @@ def test_the_process_has_the_types_of_an_unweighted_aggregation(kind):
   assert signature.result.result.member.is_equivalent_to(_VALUE_TYPE)
   measured = signature.result.measurements
   assert measured.placement is tff.SERVER
-  assert measured.member.squared_measures == tff.TensorType(
-    np.float32, [None]
-  )
+  assert measured.member.squared_measures == tff.TensorType(np.float32, [None])
   assert measured.member.participants == tff.TensorType(np.int32)
   assert measured.member.failed_clients == tff.TensorType(np.int32)
   assert measured.member.clip_norm == tff.TensorType(np.float32)
@@ -154,8 +152,8 @@ def test_named_constructors_make_the_mechanism_and_hide_the_aggregate(name):
   assert isinstance(factory, tff.aggregators.UnweightedAggregationFactory)
   process = factory.create(tff.TensorType(np.float32, [3]))
   measured = process.next.type_signature.result.measurements.member
-  assert 'aggregate' not in measured.fields()
-  assert 'squared_measures' in measured.fields()
+  assert 'aggregate' not in dir(measured)
+  assert 'squared_measures' in dir(measured)
   output = process.next(process.initialize(), [np.ones(3, np.float32)])
   assert output.measurements['is_mean'] == (name == 'mean')
   assert output.measurements['clip_norm'] == 2.0

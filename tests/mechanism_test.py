@@ -283,9 +283,7 @@ def test_an_empty_round_is_free_for_a_mean_and_counted_for_a_sum():
 
 def test_an_empty_round_with_adaptive_clipping_still_counts_the_bit():
   mechanism = _mechanism('mean', clip_quantile=0.5)
-  event = mechanism.event(
-    np.zeros(0), np.zeros(0, bool), 0, 1.5, panel=False
-  )
+  event = mechanism.event(np.zeros(0), np.zeros(0, bool), 0, 1.5, panel=False)
   # Half a count over σ_b.
   z = 2 * mechanism.count_deviation
   assert event.event.noise_multiplier == pytest.approx(z)
@@ -323,7 +321,9 @@ def test_the_accountant_takes_a_panel_in_rounds_of_every_size(kind, count):
 @pytest.mark.parametrize('share', [0.0, 0.3, 1.0])
 def test_the_clip_norm_grows_by_the_geometric_update(share):
   mechanism = _mechanism(clip_quantile=0.3, clip_learning_rate=0.5)
-  assert mechanism.clip_norm_growth(share) == pytest.approx(-0.5 * (share - 0.3))
+  assert mechanism.clip_norm_growth(share) == pytest.approx(
+    -0.5 * (share - 0.3)
+  )
 
 
 @pytest.mark.parametrize('quantile', [None, 0.0, 0.6])

@@ -207,9 +207,7 @@ def test_the_ledger_of_a_mean_is_dp_accountings_own_figure(private_mean):
   # z n / (2 n̄); alone, z / n̄; nobody, nothing (ACCOUNTING.md, section 5).
   for participants in (5 / 2, 2 / 2, 1, 4 / 2):
     gaussian = dp_accounting.GaussianDpEvent(0.9 * participants / _EXPECTED)
-    wanted.compose(
-      dp_accounting.PoissonSampledDpEvent(_PROBABILITY, gaussian)
-    )
+    wanted.compose(dp_accounting.PoissonSampledDpEvent(_PROBABILITY, gaussian))
   found = dp_accounting.rdp.RdpAccountant().compose(accountant.ledger)
   assert found.get_epsilon(_DELTA) == pytest.approx(
     wanted.get_epsilon(_DELTA), rel=1e-6

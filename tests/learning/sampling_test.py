@@ -68,9 +68,7 @@ def test_a_round_is_the_same_for_the_same_seed_in_any_order(kind):
   again = [_draw(kind, 9, number, 100, 0.1) for number in reversed(range(5))]
   for one, other in zip(first, reversed(again)):
     np.testing.assert_array_equal(one, other)
-  assert any(
-    not np.array_equal(first[0], other) for other in first[1:]
-  )
+  assert any(not np.array_equal(first[0], other) for other in first[1:])
 
 
 @pytest.mark.parametrize('kind', sampling.KINDS)

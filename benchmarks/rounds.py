@@ -1,0 +1,248 @@
+"""Speed and memory of private rounds against named alternatives.
+
+The MNIST CNN of TF Privacy's tutorial (26,010 weights), 100 clients with 60
+examples each. Alternatives: the bare gradient of the same 6,000 examples taken
+as one batch, and TFF's own `build_fed_sgd` with `gaussian_fixed`. All in this
+process, in turn; the fastest of several runs counts.
+"""
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from typing import Callable
+
+import numpy as np
+import tensorflow as tf
+from absl import app, flags
+
+from benchmarks import timing
+from experiments import models
+from tf_bdp import mechanism as mechanism_lib
+from tf_bdp.accounting import BayesianAccountant
+from tf_bdp.learning import (
+  engine as engine_lib,
+)
+from tf_bdp.learning import (
+  federated_data,
+  inprocess_engine,
+)
+
+_TFF = flags.DEFINE_bool('tff', True, 'Whether to time TFF as well.')
+_BARE_ONLY = flags.DEFINE_bool(
+  'bare_only',
+  False,
+  "Only time the bare gradient, with TensorFlow's own choice of threads.",
+)
+_REPEATS = flags.DEFINE_integer('repeats', 7, 'Runs of each.')
+_CLIENTS, _EXAMPLES = 100, 60
+
+
+def _data(
+  clients: int, examples: int = _EXAMPLES
+) -> federated_data.FederatedData:
+  generator = np.random.default_rng(0)
+  size = _CLIENTS * _EXAMPLES
+  features = generator.random((size, 28, 28, 1), dtype=np.float32)
+  labels = generator.integers(0, 10, size)
+  indices = generator.integers(0, size, (clients, examples)).astype(np.int32)
+  return federated_data.FederatedData(features, labels, list(indices))
+
+
+def _engine(
+  data: federated_data.FederatedData,
+  kind: str = 'mean',
+  model_fn: Callable[[], tf.keras.Model] = lambda: models.mnist_cnn(0),
+) -> inprocess_engine.InProcessEngine:
+  mechanism = mechanism_lib.GaussianMechanism(kind, 1.0, 1.0, 1.0, _CLIENTS)
+  return inprocess_engine.InProcessEngine(
+    model_fn, data, mechanism, engine_lib.Algorithm(learning_rate=0.1)
+  )
+
+
+def _private_round(
+  engine: inprocess_engine.InProcessEngine,
+) -> Callable[[], object]:
+  """A round with all distances, accounted for."""
+  state, everybody = engine.initial_state(), list(range(_CLIENTS))
+
+  def run() -> float:
+    accountant = BayesianAccountant()
+    output = engine.run_round(state, 0, everybody, everybody)
+    event = engine.mechanism.event(
+      output.panel_squared_measures,
+      output.panel_taking_part,
+      output.participants,
+      output.clip_norm,
+      panel=True,
+    )
+    return accountant.compose(event).get_epsilon(1e-3)
+
+  return run
+
+
+def _bare_gradient(data: federated_data.FederatedData) -> Callable[[], object]:
+  model = models.mnist_cnn(0)
+  batch = data.gather(range(_CLIENTS))
+  features = tf.reshape(batch.features, [-1, 28, 28, 1])
+  labels = tf.reshape(batch.labels, [-1])
+
+  @tf.function
+  def gradient() -> list[tf.Tensor]:
+    with tf.GradientTape() as tape:
+      loss = engine_lib.LOSS(labels, model(features, training=True))
+    return tape.gradient(loss, model.trainable_variables)
+
+  return lambda: [part.numpy() for part in gradient()]
+
+
+def _tff_round(data: federated_data.FederatedData) -> Callable[[], object]:
+  import tensorflow_federated as tff
+
+  from tf_bdp.learning import tff_worker
+
+  tff_worker.reap_on_exit()
+  datasets = [
+    tf.data.Dataset.from_tensor_slices(
+      (data.features[data.indices(c)], data.labels[data.indices(c)])
+    ).batch(_EXAMPLES)
+    for c in range(_CLIENTS)
+  ]
+  process = tff.learning.algorithms.build_fed_sgd(
+    lambda: tff.learning.models.from_keras_model(
+      models.mnist_cnn(0),
+      loss=engine_lib.LOSS,
+      input_spec=datasets[0].element_spec,
+    ),
+    server_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),
+    model_aggregator=tff.aggregators.as_weighted_aggregator(
+      tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+        1.0, _CLIENTS, 1.0
+      )
+    ),
+  )
+  state = process.initialize()
+  return lambda: process.next(state, datasets)
+
+
+def _compare() -> None:
+  data = _data(_CLIENTS)
+  rounds = {
+    'bare gradient, one batch': _bare_gradient(data),
+    'private round, mean': _private_round(_engine(data, 'mean')),
+    'private round, sum': _private_round(_engine(data, 'sum')),
+  }
+  if _TFF.value:
+    rounds['TFF, gaussian_fixed'] = _tff_round(data)
+    models.mnist_cnn(0)  # Keras binds its classes to the last graph mode.
+  seconds = timing.fastest_in_turn(rounds, _REPEATS.value)
+  # With one thread an operation the bare gradient is at a disadvantage here.
+  output = subprocess.check_output(
+    [sys.executable, '-m', 'benchmarks.rounds', '--bare_only'],
+    stderr=subprocess.DEVNULL,
+  )
+  seconds['bare gradient, own process'] = float(output)
+  bare = seconds['bare gradient, one batch']
+  print('100 clients x 60 examples, 26,010 weights: seconds, ratio to bare')
+  for name, value in seconds.items():
+    print(f'  {name:<28}{value:8.3f}{value / bare:8.2f}x')
+
+
+def _where_time_goes() -> None:
+  data = _data(_CLIENTS)
+  engine = _engine(data)
+  state, everybody = engine.initial_state(), list(range(_CLIENTS))
+  output = engine.run_round(state, 0, everybody, everybody)
+  limit = tf.constant(1.0)
+  batch = tuple(tf.constant(part) for part in data.gather(everybody))
+  updates = engine._chunk_graph(*batch, limit)[0]
+  aggregate = tf.reduce_mean(updates, 0).numpy()
+  accountant = BayesianAccountant()
+
+  def account() -> float:
+    event = engine.mechanism.event(
+      output.panel_squared_measures,
+      output.panel_taking_part,
+      output.participants,
+      output.clip_norm,
+      panel=True,
+    )
+    return accountant.compose(event).get_epsilon(1e-3)
+
+  parts: dict[str, Callable[[], object]] = {
+    'whole round': lambda: engine.run_round(state, 0, everybody, everybody),
+    'gather examples': lambda: data.gather(everybody),
+    'gradients and clipping': lambda: engine._chunk_graph(*batch, limit),
+    'distances from the mean': lambda: engine._deviations(
+      everybody, 1.0, aggregate, [updates]
+    ),
+    'noise and step': lambda: engine._next_state(state, 0, aggregate, 0.0),
+    'accounting, with epsilon': account,
+  }
+  print('\nWhere the time of a round goes (seconds):')
+  for name, value in timing.fastest_in_turn(parts, _REPEATS.value).items():
+    print(f'  {name:<28}{value:8.4f}')
+
+
+def _many_clients() -> None:
+  print('\n100 participants of N clients (seconds a participant, memory):')
+  for clients in (100, 1000, 10_000):
+    engine = _engine(_data(clients), 'mean')
+    state = engine.initial_state()
+    chosen = list(range(0, clients, clients // 100))
+    run = {'': lambda e=engine, s=state, c=chosen: e.run_round(s, 0, c, [])}
+    seconds = timing.fastest_in_turn(run, _REPEATS.value)['']
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f'  N = {clients:>6}{seconds / 100:10.5f} s{peak:8.2f} GiB peak')
+
+
+def _large_model() -> tf.keras.Model:
+  tf.keras.utils.set_random_seed(0)
+  layers = tf.keras.layers
+  return tf.keras.Sequential(
+    [
+      layers.Input((28, 28, 1)),
+      layers.Conv2D(32, 5, padding='same', activation='relu'),
+      layers.MaxPool2D(2),
+      layers.Conv2D(64, 5, padding='same', activation='relu'),
+      layers.MaxPool2D(2),
+      layers.Flatten(),
+      layers.Dense(512, activation='relu'),
+      layers.Dense(10),
+    ]
+  )
+
+
+def _memory() -> None:
+  data = _data(_CLIENTS, 10)
+  engine = _engine(data, 'mean', _large_model)
+  state, everybody = engine.initial_state(), list(range(_CLIENTS))
+  before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  start = time.perf_counter()
+  engine.run_round(state, 0, everybody, everybody)
+  seconds = time.perf_counter() - start
+  after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  print(
+    f'\n100 clients x {state.weights.size:,} weights, all distances: '
+    f'+{(after - before) / 2**20:.2f} GiB, {seconds:.1f} s'
+  )
+
+
+def main(argv: list[str]) -> None:
+  """Prints all tables."""
+  del argv
+  if _BARE_ONLY.value:
+    bare = {'': _bare_gradient(_data(_CLIENTS))}
+    print(timing.fastest_in_turn(bare, _REPEATS.value)[''])
+    return
+  inprocess_engine.compute_clients_in_parallel()
+  _memory()  # First: peaks only rise.
+  _many_clients()
+  _where_time_goes()
+  _compare()
+
+
+if __name__ == '__main__':
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  app.run(main)
