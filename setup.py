@@ -35,8 +35,10 @@ setuptools.setup(
       'tensorflow-federated==0.87.0',
       'tensorflow-privacy==0.9.0',
       'tensorflow-datasets>=4.9',
+      'matplotlib',
+      'psutil',
     ],
-    'experiments': ['matplotlib', 'scikit-learn'],
+    'experiments': ['scikit-learn'],
     'test': ['hypothesis', 'mpmath', 'pytest'],
   },
   entry_points={

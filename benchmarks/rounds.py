@@ -61,25 +61,27 @@ def _engine(
   )
 
 
+def _account(
+  engine: inprocess_engine.InProcessEngine, output: engine_lib.RoundOutput
+) -> float:
+  event = engine.mechanism.event(
+    output.panel_squared_measures,
+    output.panel_taking_part,
+    output.participants,
+    output.clip_norm,
+    panel=True,
+  )
+  return BayesianAccountant().compose(event).get_epsilon(1e-3)
+
+
 def _private_round(
   engine: inprocess_engine.InProcessEngine,
 ) -> Callable[[], object]:
   """A round with all distances, accounted for."""
   state, everybody = engine.initial_state(), list(range(_CLIENTS))
-
-  def run() -> float:
-    accountant = BayesianAccountant()
-    output = engine.run_round(state, 0, everybody, everybody)
-    event = engine.mechanism.event(
-      output.panel_squared_measures,
-      output.panel_taking_part,
-      output.participants,
-      output.clip_norm,
-      panel=True,
-    )
-    return accountant.compose(event).get_epsilon(1e-3)
-
-  return run
+  return lambda: _account(
+    engine, engine.run_round(state, 0, everybody, everybody)
+  )
 
 
 def _bare_gradient(data: federated_data.FederatedData) -> Callable[[], object]:
@@ -158,17 +160,6 @@ def _where_time_goes() -> None:
   batch = tuple(tf.constant(part) for part in data.gather(everybody))
   updates = engine._chunk_graph(*batch, limit)[0]
   aggregate = tf.reduce_mean(updates, 0).numpy()
-  accountant = BayesianAccountant()
-
-  def account() -> float:
-    event = engine.mechanism.event(
-      output.panel_squared_measures,
-      output.panel_taking_part,
-      output.participants,
-      output.clip_norm,
-      panel=True,
-    )
-    return accountant.compose(event).get_epsilon(1e-3)
 
   parts: dict[str, Callable[[], object]] = {
     'whole round': lambda: engine.run_round(state, 0, everybody, everybody),
@@ -178,7 +169,7 @@ def _where_time_goes() -> None:
       everybody, 1.0, aggregate, [updates]
     ),
     'noise and step': lambda: engine._next_state(state, 0, aggregate, 0.0),
-    'accounting, with epsilon': account,
+    'accounting, with epsilon': lambda: _account(engine, output),
   }
   print('\nWhere the time of a round goes (seconds):')
   for name, value in timing.fastest_in_turn(parts, _REPEATS.value).items():

@@ -101,6 +101,10 @@ def _notes(
       "TFF's noise comes from TensorFlow's generator, freshly seeded by the "
       'system. It is not a cryptographic source; that of the other engine is.'
     )
+  notes.append(
+    'The curves show what the run itself went by: integer orders, and the '
+    f'{settings["estimator"]} estimator. The table adds tighter figures of DP.'
+  )
   failed = sum(row['failed_clients'] for row in progress.rows)
   if failed:
     notes.append(

@@ -32,7 +32,7 @@ def _mechanism(kind, noise=0.0, clip=_CLIP, **more):
   )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _process(kind, noise=0.0, quantile=None, seed=None, most=1024, long=False):
   mechanism = _mechanism(
     kind,
@@ -127,7 +127,7 @@ def test_the_process_has_the_types_of_an_unweighted_aggregation(kind):
   assert state_type.member.round_number == tff.TensorType(np.int32)
   assert signature.parameter[0] == state_type
   assert signature.parameter[1] == tff.FederatedType(_VALUE_TYPE, tff.CLIENTS)
-  assert signature.result.state == state_type
+  assert signature.result.state.is_equivalent_to(state_type)
   assert signature.result.result.placement is tff.SERVER
   assert signature.result.result.member.is_equivalent_to(_VALUE_TYPE)
   measured = signature.result.measurements

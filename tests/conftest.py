@@ -4,7 +4,7 @@ import os
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
-from tf_bdp.learning import tff_worker  # noqa: E402
+from tf_bdp.learning import tff_worker
 
 
 def pytest_sessionstart():

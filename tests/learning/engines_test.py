@@ -77,7 +77,7 @@ def _mechanism(kind, noise, quantile=None):
   )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _engine(name, kind, algorithm, noise, seed=5):
   # With noise also momentum, and adaptive clipping in half of the cases.
   adaptive = noise and (kind == 'mean') == (algorithm == 'fed_sgd')
@@ -106,7 +106,7 @@ def _run(runner, cohorts=_COHORTS, panel=_PANEL, state=None, first=0):
   return outputs
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _outputs(name, kind, algorithm, noise):
   return _run(_engine(name, kind, algorithm, noise))
 
@@ -480,7 +480,7 @@ def test_a_state_of_another_model_is_refused():
   runner = _engine('inprocess', 'mean', 'fed_sgd', 0.0)
   arrays = runner.to_arrays(runner.initial_state())
   arrays['weights'] = arrays['weights'][1:]
-  with pytest.raises(ValueError, match='has 46 weights, the model 47.'):
+  with pytest.raises(ValueError, match='has 46 weights, the model 47'):
     runner.from_arrays(arrays)
   runner = _engine('tff', 'mean', 'fed_sgd', 0.0)
   arrays = runner.to_arrays(runner.initial_state())

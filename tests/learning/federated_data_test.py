@@ -65,10 +65,10 @@ def test_features_that_are_not_finite_are_refused(bad):
 
 
 def test_features_and_labels_must_be_equally_many():
-  with pytest.raises(ValueError, match='equally many. Found 6 and 5'):
+  with pytest.raises(ValueError, match=r'equally many. Found 6 and 5'):
     federated_data.FederatedData(_FEATURES, _LABELS[:5], _CLIENTS)
 
 
 def test_there_must_be_a_client():
-  with pytest.raises(ValueError, match='at least one client. Found none'):
+  with pytest.raises(ValueError, match=r'at least one client. Found none'):
     federated_data.FederatedData(_FEATURES, _LABELS, [])

@@ -56,10 +56,14 @@ def test_rounds_are_drawn_independently_of_each_other():
     assert abs(np.corrcoef(one, other)[0, 1]) < 5 * one.size**-0.5
 
 
-def test_seeds_that_differ_by_one_are_independent():
-  one = _drawn(5, 100, 1000, 0.3).ravel().astype(float)
-  other = _drawn(6, 100, 1000, 0.3).ravel().astype(float)
-  assert abs(np.corrcoef(one, other)[0, 1]) < 5 * one.size**-0.5
+def test_seeds_that_differ_by_one_are_independent_in_all_rounds():
+  one = _drawn(5, 100, 1000, 0.3).astype(float)
+  other = _drawn(6, 100, 1000, 0.3).astype(float)
+  for lag in (0, 1):
+    # Nor are they each other's rounds, one later or earlier.
+    for a, b in ((one, other), (other, one)):
+      a, b = a[lag:].ravel(), b[: len(b) - lag].ravel()
+      assert abs(np.corrcoef(a, b)[0, 1]) < 5 * a.size**-0.5
 
 
 @pytest.mark.parametrize('kind', sampling.KINDS)
@@ -130,5 +134,5 @@ def test_the_panel_is_independent_of_who_takes_part():
 
 def test_a_panel_may_be_all_clients_but_not_more():
   np.testing.assert_array_equal(sampling.panel(0, 9, 9), np.arange(9))
-  with pytest.raises(ValueError, match='at most the 9 clients. Found 10.'):
+  with pytest.raises(ValueError, match=r'at most the 9 clients. Found 10.'):
     sampling.panel(0, 9, 10)

@@ -311,6 +311,9 @@ def _findings(
   findings = [applicability.tail(per_person)]
   half = len(rounds) // 2
   if half:
+    # Every round is measured, so a change of scale common to all is no drift.
+    scales = [np.median(part) for part in distances]
+    distances = [d / (s or 1.0) for d, s in zip(distances, scales)]
     # Rounds of the same unit are not independent: one value each.
     early, late = (
       np.mean(part, axis=0) if panel else np.concatenate(part)

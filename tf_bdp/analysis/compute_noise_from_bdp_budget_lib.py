@@ -108,16 +108,19 @@ def compute_noise(
     return [ledger.to_dp_event(entries)]
 
   bayesian_events(1.0)  # Bad input is an error before the search.
-  noise_multipliers = {}
+  noise_multipliers: dict[str, float] = {}
   progress = tqdm.tqdm(methods.items(), unit='method', leave=False)
   for method, make_accountant in progress:
     progress.set_description(method)
-    noise_multipliers[method] = calibration.calibrate_noise_multiplier(
+    noise = calibration.calibrate_noise_multiplier(
       dp_events if method.startswith('DP') else bayesian_events,
       epsilon,
       delta,
       make_accountant,
     )
+    if 'paper' not in method:  # DP implies BDP.
+      noise = min(noise, noise_multipliers.get('DP, RDP', noise))
+    noise_multipliers[method] = noise
   return NoiseReport(
     noise_multipliers=noise_multipliers,
     epsilon=epsilon,
