@@ -304,7 +304,8 @@ def _noise_multiplier_of(
   extra = mechanism.worst_case_squared_distance(2) - (scale / 2) ** 2
   squared = tf.square(scale / tf.maximum(participants, 1.0)) + extra
   alone = tf.constant(of(1), tf.float32)
-  empty = tf.constant(np.inf, tf.float32)
+  # Adaptive clipping releases its count even if nobody came.
+  empty = of(0) if mechanism.worst_case_squared_distance(0) else np.inf
   return tf.where(
     participants >= 2,
     tf.math.rsqrt(squared),

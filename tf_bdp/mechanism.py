@@ -37,7 +37,7 @@ class GaussianMechanism:
       should be below the clip norm (Andrew et al. 2021); None for a fixed one.
     clip_learning_rate: How fast the clip norm follows.
     clipped_count_deviation: The noise on the count of clients below the clip
-      norm; by default n̄ / 20.
+      norm; by default n̄ / 20, or 2 z if that is more.
   """
 
   kind: str
@@ -67,6 +67,7 @@ class GaussianMechanism:
       return
     validation.check_probability('clip_quantile', self.clip_quantile)
     validation.check_positive('clip_learning_rate', self.clip_learning_rate)
+    validation.check_positive('clipped_count_deviation', self.count_deviation)
     if self.noise_multiplier and self.update_noise_multiplier <= 0:
       raise ValueError(
         'clipped_count_deviation must be above half the noise multiplier. '

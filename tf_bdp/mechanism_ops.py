@@ -28,8 +28,11 @@ def clip(
   norm = tf.linalg.global_norm(update)
   usable = tf.math.is_finite(norm) & (norm > 0)
   norm = tf.where(usable, norm, 0.0)
-  safe = [tf.where(usable, part, tf.zeros_like(part)) for part in update]
-  clipped, _ = tf.clip_by_global_norm(safe, clip_norm, use_norm=norm)
+  # Exactly one below the clip norm, so that small updates keep their bits.
+  scale = tf.where(norm <= clip_norm, 1.0, clip_norm / norm)
+  clipped = [
+    tf.where(usable, part * scale, tf.zeros_like(part)) for part in update
+  ]
   return clipped, usable, norm
 
 
@@ -51,7 +54,9 @@ def add_noise(
     tensors: What is to be released.
     deviation: The noise's standard deviation.
     seed: For experiments only: makes the noise of a round reproducible, and
-      thereby worthless as protection against whoever knows the seed.
+      thereby worthless as protection against whoever knows the seed. Without
+      it, TF Privacy draws from TensorFlow's generator; outside of TFF that is
+      predictable after `tf.random.set_seed`, so use `secure_normal` there.
     round_number: Tells the rounds of one seed apart.
     purpose: Tells the noises of one round apart.
   """

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_bdp import mechanism as mechanism_lib
 from tf_bdp import validation
 
-# The mean cross-entropy of logits, of every engine.
+# The mean cross-entropy of logits, of every engine, as TFF wants it.
 LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 ALGORITHMS = ('fed_sgd', 'fed_avg')
 
@@ -47,6 +47,30 @@ class Algorithm:
     validation.check_positive_integer(
       'client_batch_size', self.client_batch_size
     )
+
+
+def mean_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+  """Returns `LOSS`; Keras itself refuses to average on several devices."""
+  return tf.reduce_mean(
+    tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+  )
+
+
+def check_model(model: tf.keras.Model) -> None:
+  """Raises ValueError for layers that the accounting does not cover."""
+  for layer in model.submodules:
+    if isinstance(layer, tf.keras.layers.BatchNormalization):
+      if layer.trainable:
+        raise ValueError(
+          f'Layer {layer.name!r} is a batch normalisation in training mode: '
+          'its moving averages would leave the clients neither clipped nor '
+          'noised. Freeze it (trainable=False), or use another normalisation.'
+        )
+    elif isinstance(layer, tf.keras.__internal__.layers.BaseRandomLayer):
+      raise ValueError(
+        f'Layer {layer.name!r} is random: the updates that are measured would '
+        'not be those that are released. Leave it out.'
+      )
 
 
 class RoundOutput(NamedTuple):

@@ -45,10 +45,18 @@ class FederatedData:
         f'features and labels must be equally many. Found {len(features)} and '
         f'{len(labels)}.'
       )
-    if not clients:
+    if len(clients) == 0:
       raise ValueError('clients must name at least one client. Found none.')
     if not np.all(np.isfinite(features)):
       raise ValueError('features must be finite. Found NaN or infinite ones.')
+    for client, indices in enumerate(clients):
+      if len(indices) and not (
+        np.min(indices) >= 0 and np.max(indices) < len(labels)
+      ):
+        raise ValueError(
+          f'Client {client} holds examples that there are not: its indices '
+          f'must be from 0 to {len(labels) - 1}.'
+        )
     self.features = features
     self.labels = labels
     self._clients = clients

@@ -76,6 +76,7 @@ class InProcessEngine(engine.Engine):
       )
     with self._strategy.scope():
       self._model = model_fn()
+    engine.check_model(self._model)
     self._variables = self._model.trainable_variables
     self._shapes = [variable.shape for variable in self._variables]
     self._size = sum(shape.num_elements() for shape in self._shapes)
@@ -110,11 +111,13 @@ class InProcessEngine(engine.Engine):
   def from_arrays(self, arrays: Mapping[str, np.ndarray]) -> InProcessState:
     """Restores what `to_arrays` returned."""
     state = InProcessState(**arrays)
-    if state.weights.shape != (self._size,):
-      raise ValueError(
-        f'The checkpoint has {state.weights.size} weights, the model '
-        f'{self._size}.'
-      )
+    for name, array in arrays.items():
+      shape = () if name == 'clip_norm' else (self._size,)
+      if array.shape != shape:
+        raise ValueError(
+          f'{name} of the checkpoint has shape {array.shape}, not {shape}: it '
+          'is of another model.'
+        )
     return state
 
   def run_round(
@@ -160,14 +163,18 @@ class InProcessEngine(engine.Engine):
       squared = np.where(counted & (count == 1), squared, deviations)
     below = np.count_nonzero(counted & (norms <= clip_norm)) - count / 2
 
-    position = {client: row for row, client in enumerate(clients)}
-    members = [position[client] for client in panel]
-    return engine.RoundOutput(
+    result = engine.RoundOutput(
       state=self._next_state(state, round_number, aggregate, below),
       participants=count,
       failed_clients=len(participants) - count,
       clip_norm=clip_norm,
       squared_measures=squared[counted],
+    )
+    if not panel:
+      return result
+    position = {client: row for row, client in enumerate(clients)}
+    members = [position[client] for client in panel]
+    return result._replace(
       # One whose update cannot be computed moves nothing.
       panel_squared_measures=np.where(usable, squared, 0.0)[members],
       panel_taking_part=counted[members],
@@ -221,18 +228,21 @@ class InProcessEngine(engine.Engine):
     self, clients: Sequence[int], clip_norm: float
   ) -> Iterator[tuple[slice, _Chunk]]:
     """Yields clipped updates of a few clients at a time."""
-    data = self._data
-    example_bytes = data.features[:1].nbytes
+    most_clients = max(1, _CHUNK_UPDATES // (4 * self._size)) * self._replicas
+    most_examples = _CHUNK_EXAMPLES // self._data.features[:1].nbytes
     start = 0
     while start < len(clients):
-      largest = max(1, len(data.indices(clients[start])))
-      size = min(
-        _CHUNK_EXAMPLES // (largest * example_bytes),
-        _CHUNK_UPDATES // (4 * self._size),
-      )
-      rows = slice(start, start + max(1, int(size)) * self._replicas)
+      stop, largest = start, 1
+      while stop < len(clients) and stop - start < most_clients:
+        # All are padded to the largest.
+        largest = max(largest, len(self._data.indices(clients[stop])))
+        padded = (stop + 1 - start) * largest
+        if stop > start and padded > most_examples * self._replicas:
+          break
+        stop += 1
+      rows = slice(start, stop)
       yield rows, self._run_chunk(clients[rows], clip_norm)
-      start = rows.stop
+      start = stop
 
   def _run_chunk(self, clients: Sequence[int], clip_norm: float) -> _Chunk:
     limit = tf.constant(clip_norm, tf.float32)
@@ -269,10 +279,12 @@ class InProcessEngine(engine.Engine):
       inputs: tuple[tf.Tensor, tf.Tensor, tf.Tensor],
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
       client_features, client_labels, size = inputs
-      update = self._local_update(client_features[:size], client_labels[:size])
+      # One without examples computes with padding, to no effect.
+      end = tf.maximum(size, 1)
+      update = self._local_update(client_features[:end], client_labels[:end])
       flat = tf.concat([tf.reshape(part, [-1]) for part in update], 0)
       (clipped,), usable, norm = mechanism_ops.clip([flat], clip_norm)
-      return clipped, usable, norm
+      return clipped, usable & (size > 0), norm
 
     sequential = self._algorithm.name == 'fed_avg'
     return tf.map_fn(
@@ -292,7 +304,7 @@ class InProcessEngine(engine.Engine):
     """FedSGD's update: the gradient of the client's mean loss."""
     with tf.GradientTape() as tape:
       outputs = self._model(features, training=True)
-      loss = engine.LOSS(labels, outputs)
+      loss = engine.mean_loss(labels, outputs)
     return tape.gradient(
       loss, self._variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
     )

@@ -31,6 +31,9 @@ def participants(
     The clients' numbers, ascending.
   """
   validation.check_choice('sampling', kind, KINDS)
+  validation.check_probability(
+    'participation_probability', participation_probability
+  )
   generator = np.random.default_rng([seed, _PARTICIPANTS, round_number])
   if kind == 'poisson':
     chances = generator.random(client_count)
@@ -41,7 +44,7 @@ def participants(
 
 def panel(seed: int, client_count: int, size: int) -> np.ndarray:
   """Draws the clients that are measured in every round."""
-  if size > client_count:
+  if not 0 <= size <= client_count:
     raise ValueError(
       f'The panel must be at most the {client_count} clients. Found {size}.'
     )

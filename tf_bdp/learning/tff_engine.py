@@ -38,6 +38,7 @@ class TffEngine(engine.Engine):
     self._data = data
     self._algorithm = algorithm
     model = model_fn()
+    engine.check_model(model)
     self._initial_weights = [v.numpy() for v in model.trainable_variables]
     spec = (
       tf.TensorSpec([None, *data.features.shape[1:]], data.features.dtype),
