@@ -86,9 +86,9 @@ def _private_round(
 
 def _bare_gradient(data: federated_data.FederatedData) -> Callable[[], object]:
   model = models.mnist_cnn(0)
-  batch = data.gather(range(_CLIENTS))
-  features = tf.reshape(batch.features, [-1, 28, 28, 1])
-  labels = tf.reshape(batch.labels, [-1])
+  held = np.ravel(data.holdings(range(_CLIENTS)).indices)
+  features = tf.constant(data.features[held])
+  labels = tf.constant(data.labels[held])
 
   @tf.function
   def gradient() -> list[tf.Tensor]:
@@ -157,14 +157,13 @@ def _where_time_goes() -> None:
   state, everybody = engine.initial_state(), list(range(_CLIENTS))
   output = engine.run_round(state, 0, everybody, everybody)
   limit = tf.constant(1.0)
-  batch = tuple(tf.constant(part) for part in data.gather(everybody))
-  updates = engine._chunk_graph(*batch, limit)[0]
+  held = tuple(tf.constant(part) for part in data.holdings(everybody))
+  updates = engine._chunk_graph(*held, limit)[0]
   aggregate = tf.reduce_mean(updates, 0).numpy()
 
   parts: dict[str, Callable[[], object]] = {
     'whole round': lambda: engine.run_round(state, 0, everybody, everybody),
-    'gather examples': lambda: data.gather(everybody),
-    'gradients and clipping': lambda: engine._chunk_graph(*batch, limit),
+    'gradients and clipping': lambda: engine._chunk_graph(*held, limit),
     'distances from the mean': lambda: engine._deviations(
       everybody, 1.0, aggregate, [updates]
     ),

@@ -515,11 +515,11 @@ def test_chunks_do_not_change_the_round(
   monkeypatch.setattr(inprocess_engine, '_MOST_KEPT_UPDATES', kept)
   runner = _engine('inprocess', kind, algorithm, 3.0)
   sizes = []
-  gather = runner._data.gather
+  holdings = runner._data.holdings
   monkeypatch.setattr(
     runner._data,
-    'gather',
-    lambda clients: sizes.append(len(clients)) or gather(clients),
+    'holdings',
+    lambda clients: sizes.append(len(clients)) or holdings(clients),
   )
   found = _run(runner)
   wanted = _outputs('inprocess', kind, algorithm, 3.0)
@@ -547,14 +547,14 @@ def test_a_chunk_of_unequal_clients_stays_within_its_bytes(monkeypatch):
     _model, data, _mechanism('mean', 0.0), engine.Algorithm()
   )
   taken = []
-  gather = data.gather
+  holdings = data.holdings
 
   def recorded(clients):
-    batch = gather(clients)
-    taken.append(batch.features.nbytes)
-    return batch
+    held = holdings(clients)
+    taken.append(held.indices.size * features[:1].nbytes)
+    return held
 
-  monkeypatch.setattr(data, 'gather', recorded)
+  monkeypatch.setattr(data, 'holdings', recorded)
   _run(runner, [range(8)], panel=[])
   assert max(taken) <= limit
 

@@ -16,44 +16,31 @@ def test_a_client_has_its_own_examples_in_its_own_order():
   data = _data()
   assert data.client_count == 4
   np.testing.assert_array_equal(data.indices(0), [4, 0])
-  batch = data.gather([0])
-  np.testing.assert_array_equal(batch.features[0], _FEATURES[[4, 0]])
-  np.testing.assert_array_equal(batch.labels[0], _LABELS[[4, 0]])
+  np.testing.assert_array_equal(data.holdings([0]).indices, [[4, 0]])
 
 
 @pytest.mark.parametrize('clients', [[0, 1], [3, 2, 0], [1, 1], [2]])
-def test_gathered_clients_are_padded_to_the_largest_of_them(clients):
-  batch = _data().gather(clients)
+def test_holdings_are_padded_to_the_largest_of_the_clients(clients):
+  held = _data().holdings(clients)
   sizes = [len(_CLIENTS[client]) for client in clients]
-  np.testing.assert_array_equal(batch.sizes, sizes)
-  assert batch.features.shape == (len(clients), max(sizes), 2, 2)
-  assert batch.labels.shape == (len(clients), max(sizes))
-  for row, client in enumerate(clients):
+  np.testing.assert_array_equal(held.sizes, sizes)
+  assert held.sizes.dtype == np.int32
+  assert held.indices.shape == (len(clients), max(sizes))
+  for row, client in zip(held.indices, clients):
     own = _CLIENTS[client]
-    np.testing.assert_array_equal(
-      batch.features[row, : len(own)], _FEATURES[own]
-    )
-    np.testing.assert_array_equal(batch.labels[row, : len(own)], _LABELS[own])
+    np.testing.assert_array_equal(row[: len(own)], own)
 
 
-def test_gathering_nobody_gives_an_empty_batch():
-  batch = _data().gather([])
-  assert batch.features.shape == (0, 0, 2, 2)
-  assert batch.labels.shape == (0, 0)
-  assert batch.sizes.shape == (0,)
+def test_nobody_holds_nothing():
+  held = _data().holdings([])
+  assert held.indices.shape == (0, 0)
+  assert held.sizes.shape == (0,)
 
 
 def test_the_arrays_are_not_copied():
   data = _data()
   assert data.features is _FEATURES
   assert data.labels is _LABELS
-
-
-def test_types_are_those_of_the_arrays():
-  batch = _data().gather([0, 1])
-  assert batch.features.dtype == np.float32
-  assert batch.labels.dtype == np.int64
-  assert batch.sizes.dtype == np.int32
 
 
 @pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf])

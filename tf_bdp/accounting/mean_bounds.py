@@ -286,32 +286,33 @@ class Betting(MeanBound):
     return cls(count, worst, points, weights)
 
   def _log_excess_bound(self, failure_probability: float) -> np.ndarray:
-    shares = [
-      self._largest_plausible_mean(order, np.log(1.0 / failure_probability))
-      for order in range(self.points.shape[1])
-    ]
+    log_target = -np.log(failure_probability)
+    with np.errstate(divide='ignore'):  # A bold bet can lose everything.
+      shares = [
+        self._largest_plausible_mean(order, log_target)
+        for order in range(self.points.shape[1])
+      ]
     return log_space.log_expm1(self.log_worst_case) + np.log(shares)
 
   def _largest_plausible_mean(self, order: int, log_target: float) -> float:
     points, weights = self.points[:, order], self.weights[:, order]
+    if weights.size > 1:  # Points that nobody is at do not count.
+      points, weights = points[weights > 0], weights[weights > 0]
+    weights = np.broadcast_to(weights, points.shape)
 
     def gap(mean: float) -> float:
       base = 1.0 - mean + _BETS * mean
-      stakes = (_BETS / base)[:, np.newaxis]
-      with np.errstate(divide='ignore'):  # A bold bet can lose everything.
-        outcomes = np.log1p(-stakes * points)
-      # 0 * -inf where nothing lies at the worst case is no loss.
-      losses = np.where(weights > 0, outcomes, 0.0) @ np.broadcast_to(
-        weights, points.shape
-      )
+      losses = np.log1p(np.multiply.outer(_BETS / base, -points)) @ weights
       growth = self.count * (np.log(base) - np.log1p(-mean))
-      capital = log_space.log_sum_exp(_LOG_BET_WEIGHTS + losses + growth)
+      capital = np.logaddexp.reduce(_LOG_BET_WEIGHTS + losses + growth)
       return float(capital) - log_target
 
     largest = 1.0 - 1e-12
     if gap(largest) <= 0:
       return 1.0
-    mean = float(optimize.brentq(gap, 0.0, largest, xtol=1e-15, rtol=1e-10))
+    # At the sample's own mean nothing is gained, whatever the bet (Jensen).
+    own = float(points @ weights) / self.count
+    mean = float(optimize.brentq(gap, own, largest, xtol=1e-15, rtol=1e-9))
     while mean < 1.0 and gap(mean) < 0:  # Err on the safe side of the root.
       mean = min(1.0, mean * (1 + 1e-9) + 1e-15)
     return mean

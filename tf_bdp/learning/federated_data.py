@@ -6,17 +6,15 @@ from typing import NamedTuple
 import numpy as np
 
 
-class ClientBatch(NamedTuple):
-  """The examples of some clients, padded to the largest of them.
+class Holdings(NamedTuple):
+  """Which examples some clients hold, padded to the largest of them.
 
   Attributes:
-    features: [clients, examples, ...].
-    labels: [clients, examples].
+    indices: [clients, examples]; what is beyond a client's size means nothing.
     sizes: The number of examples that each client really has.
   """
 
-  features: np.ndarray
-  labels: np.ndarray
+  indices: np.ndarray
   sizes: np.ndarray
 
 
@@ -70,10 +68,10 @@ class FederatedData:
     """Returns which examples a client holds."""
     return self._clients[client]
 
-  def gather(self, clients: Sequence[int]) -> ClientBatch:
-    """Returns the examples of some clients."""
+  def holdings(self, clients: Sequence[int]) -> Holdings:
+    """Returns which examples some clients hold."""
     sizes = np.array([len(self._clients[c]) for c in clients], np.int32)
     rows = np.zeros((len(sizes), max(sizes, default=0)), np.int64)
     for row, client in zip(rows, clients):
       row[: len(self._clients[client])] = self._clients[client]
-    return ClientBatch(self.features[rows], self.labels[rows], sizes)
+    return Holdings(rows, sizes)

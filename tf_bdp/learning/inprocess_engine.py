@@ -66,6 +66,9 @@ class InProcessEngine(engine.Engine):
     """
     self.mechanism = mechanism
     self._data = data
+    with tf.device('/CPU:0'):
+      self._features = tf.constant(data.features)
+      self._labels = tf.constant(data.labels)
     self._algorithm = algorithm
     self._noise_seed = noise_seed
     self._strategy = strategy or _default_strategy()
@@ -247,17 +250,17 @@ class InProcessEngine(engine.Engine):
   def _run_chunk(self, clients: Sequence[int], clip_norm: float) -> _Chunk:
     limit = tf.constant(clip_norm, tf.float32)
     if self._replicas == 1:
-      outputs = [self._chunk_graph(*self._data.gather(clients), limit)]
+      outputs = [self._chunk_graph(*self._data.holdings(clients), limit)]
     else:
       shares = np.array_split(np.asarray(clients), self._replicas)
-      batches = [self._data.gather(share.tolist()) for share in shares]
+      batches = [self._data.holdings(share.tolist()) for share in shares]
       arguments = tuple(
         self._strategy.experimental_distribute_values_from_function(
           lambda context, part=part: tf.constant(
             batches[context.replica_id_in_sync_group][part]
           )
         )
-        for part in range(3)
+        for part in range(2)
       )
       result = self._strategy.run(self._chunk_graph, (*arguments, limit))
       outputs = list(
@@ -268,20 +271,22 @@ class InProcessEngine(engine.Engine):
 
   def _chunk(
     self,
-    features: tf.Tensor,
-    labels: tf.Tensor,
+    indices: tf.Tensor,
     sizes: tf.Tensor,
     clip_norm: tf.Tensor,
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """The clipped updates of a chunk of clients, as a graph."""
 
     def one_client(
-      inputs: tuple[tf.Tensor, tf.Tensor, tf.Tensor],
+      inputs: tuple[tf.Tensor, tf.Tensor],
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-      client_features, client_labels, size = inputs
+      held, size = inputs
       # One without examples computes with padding, to no effect.
-      end = tf.maximum(size, 1)
-      update = self._local_update(client_features[:end], client_labels[:end])
+      held = held[: tf.maximum(size, 1)]
+      with tf.device('/CPU:0'):  # Where all examples are.
+        features = tf.gather(self._features, held)
+        labels = tf.gather(self._labels, held)
+      update = self._local_update(features, labels)
       flat = tf.concat([tf.reshape(part, [-1]) for part in update], 0)
       (clipped,), usable, norm = mechanism_ops.clip([flat], clip_norm)
       return clipped, usable & (size > 0), norm
@@ -289,7 +294,7 @@ class InProcessEngine(engine.Engine):
     sequential = self._algorithm.name == 'fed_avg'
     return tf.map_fn(
       one_client,
-      (features, labels, sizes),
+      (indices, sizes),
       fn_output_signature=(
         tf.TensorSpec([self._size], tf.float32),
         tf.TensorSpec([], tf.bool),
