@@ -66,7 +66,7 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
   >>> event = BayesianGaussianEvent([0.01] * 1000, 0.1, 1.0, panel=True)
   >>> accountant = BayesianAccountant().compose(event, 100)
   >>> round(accountant.get_epsilon(1e-5), 2)
-  5.39
+  6.05
   """
 
   def __init__(
