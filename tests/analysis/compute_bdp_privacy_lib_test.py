@@ -140,6 +140,19 @@ def test_outliers_are_seen_as_a_tail_that_the_sample_does_not_determine():
   assert 'rely on the DP figures' in report.statement()
 
 
+def test_a_change_of_scale_common_to_all_is_no_drift():
+  distances = _distances() * np.linspace(1.0, 0.1, _ROUNDS)[:, np.newaxis]
+  report = compute_bdp_privacy_lib.compute_bdp_privacy(
+    distances,
+    noise_multiplier=_NOISE,
+    participation_probability=_Q,
+    delta=_DELTA,
+    panel=True,
+  )
+  verdicts = {finding.check: finding.verdict for finding in report.findings}
+  assert verdicts['drift'] == 'ok'
+
+
 @pytest.mark.parametrize(
   'changes, sentence',
   [
