@@ -128,7 +128,9 @@ _RESUME = flags.DEFINE_bool(
   'resume', False, 'Go on from the checkpoint in --report_dir.'
 )
 _OVERWRITE = flags.DEFINE_bool(
-  'overwrite', False, 'Discard a run that --report_dir already holds.'
+  'overwrite',
+  False,
+  'Discard a run that --report_dir already holds, unless it is resumed.',
 )
 # What may differ between a run and its continuation.
 _NOT_SETTINGS = ('report_dir', 'resume', 'overwrite', 'data_dir')
@@ -188,7 +190,7 @@ def _train() -> None:
     client_batch_size=_CLIENT_BATCH_SIZE.value,
   )
   directory = pathlib.Path(_REPORT_DIR.value)
-  if _OVERWRITE.value:
+  if _OVERWRITE.value and not _RESUME.value:
     (directory / training.CHECKPOINT_FILE).unlink(missing_ok=True)
   if _ENGINE.value == 'tff':
     from tf_bdp.learning import tff_engine

@@ -181,6 +181,14 @@ def test_another_run_is_not_overwritten_and_other_settings_are_named(whole):
   assert 'Traceback' not in result.stderr
 
 
+def test_a_run_that_is_resumed_is_not_discarded(whole):
+  directory, _ = whole
+  before = (directory / 'metrics.csv').read_text()
+  result = _run(directory, *_SMALL, '--overwrite', '--resume')
+  assert result.returncode == 0, result.stderr
+  assert (directory / 'metrics.csv').read_text() == before
+
+
 @pytest.mark.parametrize(
   'flags, sentence',
   [
