@@ -51,9 +51,7 @@ class GaussianMechanism:
 
   def __post_init__(self) -> None:
     validation.check_choice('kind', self.kind, KINDS)
-    if not (
-      self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)
-    ):
+    if not 0 <= self.noise_multiplier < math.inf:
       raise ValueError(
         'noise_multiplier must be non-negative and finite. Found '
         f'{self.noise_multiplier}.'
@@ -83,7 +81,7 @@ class GaussianMechanism:
 
   @property
   def update_noise_multiplier(self) -> float:
-    """Z of the update alone: with the count it makes up the whole z.
+    """The update's own z, which with the count makes up the whole z.
 
     Andrew, Thakkar, McMahan and Ramaswamy (2021), Theorem 1:
     z⁻² = z_update⁻² + (2 σ_b)⁻².

@@ -79,10 +79,11 @@ def _squared_distance(event: dp_accounting.DpEvent) -> float:
     noise = validation.check_positive(
       'noise_multiplier', event.noise_multiplier
     )
+    squared_distance = (1 / noise) * (1 / noise)
     validation.check_squared_distances(
-      '1 / noise_multiplier²', (1 / noise) * (1 / noise)
+      '1 / noise_multiplier²', squared_distance
     )
-    return (1 / noise) ** 2
+    return squared_distance
   if isinstance(event, dp_accounting.SelfComposedDpEvent):
     repeats = validation.check_positive_integer('count', event.count)
     return repeats * _squared_distance(event.event)

@@ -170,13 +170,7 @@ def _gradient(
 
   def accumulate(state: Any, batch: Any) -> Any:
     sums, total = state
-    with tf.GradientTape() as tape:
-      output = model.forward_pass(batch)
-    gradient = tape.gradient(
-      output.loss,
-      variables,
-      unconnected_gradients=tf.UnconnectedGradients.ZERO,
-    )
+    gradient, output = _batch_gradient(model, batch)
     count = tf.cast(output.num_examples, tf.float32)
     sums = tuple(s + count * g for s, g in zip(sums, gradient))
     return sums, total + count
@@ -197,9 +191,7 @@ def _weight_change(learning_rate: float) -> Callable[..., list[tf.Tensor]]:
     variables = _assigned(model, weights)
 
     def step(count: tf.Tensor, batch: Any) -> tf.Tensor:
-      with tf.GradientTape() as tape:
-        output = model.forward_pass(batch)
-      gradient = tape.gradient(output.loss, variables)
+      gradient, _ = _batch_gradient(model, batch)
       for variable, part in zip(variables, gradient):
         variable.assign_sub(learning_rate * part)
       return count + 1
@@ -208,6 +200,19 @@ def _weight_change(learning_rate: float) -> Callable[..., list[tf.Tensor]]:
     return [b - v for b, v in zip(weights.trainable, variables)]
 
   return client_update
+
+
+def _batch_gradient(
+  model: tff.learning.models.VariableModel, batch: Any
+) -> tuple[Sequence[tf.Tensor], tff.learning.models.BatchOutput]:
+  with tf.GradientTape() as tape:
+    output = model.forward_pass(batch)
+  gradient = tape.gradient(
+    output.loss,
+    model.trainable_variables,
+    unconnected_gradients=tf.UnconnectedGradients.ZERO,
+  )
+  return gradient, output
 
 
 def _assigned(
