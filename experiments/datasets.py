@@ -1,25 +1,37 @@
-"""Training and test data of the experiments, and their split over clients."""
+"""Training and test data of the experiments."""
 
-import socket
-import urllib.parse
-import urllib.request
 from typing import NamedTuple, Optional
 
 import numpy as np
 
+from experiments import downloads
+from tf_bdp import validation
 from tf_bdp.learning import federated_data
 
-NAMES = ('digits', 'mnist')
+NAMES = ('digits', 'mnist', 'aptos')
 _DIGITS_TEST_SIZE = 297
+# Tells this use of the seed from others.
+_VALIDATION = 20
 
 
 class Dataset(NamedTuple):
-  """Images in [0, 1] of shape [28, 28, 1], and their classes."""
+  """Examples and their classes.
+
+  Attributes:
+    train_features: [examples, ...]: images, or features of images.
+    train_labels: [examples], int64.
+    test_features: As those for training, but never augmented.
+    test_labels: As those for training.
+    train_versions: How many times each training image is there. The first
+      examples / train_versions are the plain images; others follow in the same
+      order, each time augmented in another way.
+  """
 
   train_features: np.ndarray
   train_labels: np.ndarray
   test_features: np.ndarray
   test_labels: np.ndarray
+  train_versions: int = 1
 
 
 def load(name: str, data_dir: Optional[str] = None) -> Dataset:
@@ -27,17 +39,66 @@ def load(name: str, data_dir: Optional[str] = None) -> Dataset:
 
   Args:
     name: 'digits': scikit-learn's 1,797 handwritten digits, which come with it.
-      'mnist': MNIST from TensorFlow Datasets.
-    data_dir: Where TensorFlow Datasets has its data, or puts them.
+      'mnist': MNIST from TensorFlow Datasets. Both are float32 in [0, 1], of
+      shape [28, 28, 1]. 'aptos': the retina images of APTOS 2019, as bytes of
+      shape [224, 224, 3]; see `features` for what a frozen network makes of
+      them.
+    data_dir: Where TensorFlow Datasets has its data, or puts them. For 'aptos',
+      the folder with Kaggle's train.csv and train_images.
 
   Raises:
     ValueError: The data are not there and cannot be had.
   """
+  validation.check_choice('dataset', name, NAMES)
   if name == 'digits':
     return _load_digits()
   if name == 'mnist':
     return _load_mnist(data_dir)
-  raise ValueError(f'dataset must be one of {NAMES}. Found {name!r}.')
+  return _load_aptos(data_dir)
+
+
+def hold_out_validation(
+  dataset: Dataset, validation_share: float, seed: int
+) -> Dataset:
+  """Sets training images aside, to choose hyper-parameters with.
+
+  Each class gives the same share of its images. All versions of an image fall
+  on the same side; of those set aside, the plain ones are kept.
+
+  Args:
+    dataset: The data.
+    validation_share: How much to set aside, above 0 and below 1.
+    seed: Of the choice.
+
+  Returns:
+    The rest for training, and what was set aside in the place of the test data,
+    which are not in it.
+  """
+  if not 0 < validation_share < 1:
+    raise ValueError(
+      f'validation_share must be above 0 and below 1. Found {validation_share}.'
+    )
+  images = len(dataset.train_labels) // dataset.train_versions
+  labels = dataset.train_labels[:images]
+  generator = np.random.default_rng([seed, _VALIDATION])
+  aside = np.zeros(images, bool)
+  for label in np.unique(labels):
+    members = generator.permutation(np.flatnonzero(labels == label))
+    aside[members[: round(validation_share * len(members))]] = True
+  if aside.all() or not aside.any():
+    raise ValueError(
+      f'validation_share={validation_share} of {images} images leaves '
+      f'{np.count_nonzero(aside)} for validation and '
+      f'{np.count_nonzero(~aside)} for training. Both must have some.'
+    )
+  stay = np.tile(~aside, dataset.train_versions)
+  return Dataset(
+    dataset.train_features[stay],
+    dataset.train_labels[stay],
+    dataset.train_features[:images][aside],
+    labels[aside],
+    dataset.train_versions,
+  )
 
 
 def _load_digits() -> Dataset:
@@ -60,7 +121,7 @@ def _load_mnist(data_dir: Optional[str]) -> Dataset:
   builder = tfds.builder('mnist', data_dir=data_dir)
   if not builder.data_path.exists():
     try:
-      _check_reachable(builder.URL)
+      downloads.check_reachable(builder.URL)
       builder.download_and_prepare()
     except OSError as error:
       raise ValueError(
@@ -69,50 +130,27 @@ def _load_mnist(data_dir: Optional[str]) -> Dataset:
         '`python -c "import tensorflow_datasets as tfds; '
         "tfds.load('mnist', data_dir='DIR')\"` and pass --data_dir=DIR."
       ) from error
-  arrays = []
+  arrays = {}
   for split in ('train', 'test'):
     data = builder.as_dataset(split=split, batch_size=-1)
-    arrays.append(np.asarray(data['image'], np.float32) / 255.0)
-    arrays.append(np.asarray(data['label'], np.int64))
-  return Dataset(*arrays)
+    images = np.asarray(data['image'], np.float32) / 255.0
+    arrays[split] = images, np.asarray(data['label'], np.int64)
+  return Dataset(*arrays['train'], *arrays['test'])
 
 
-def _check_reachable(url: str) -> None:
-  """Raises OSError at once where a download would retry for minutes."""
-  if not urllib.request.getproxies():
-    host = urllib.parse.urlsplit(url).hostname
-    with socket.create_connection((host, 443), timeout=10):
-      pass
+def _load_aptos(data_dir: Optional[str]) -> Dataset:
+  from experiments import aptos
+
+  train, test = aptos.list_images(data_dir)
+  return Dataset(
+    aptos.read_images(train), train.labels, aptos.read_images(test), test.labels
+  )
 
 
 def split_iid(
   dataset: Dataset, clients: int, examples_per_client: int, seed: int
 ) -> federated_data.FederatedData:
-  """Gives every client the same number of random examples.
+  """Gives every client the same number of random examples; see `partition`."""
+  from experiments import partition
 
-  Where there are not enough, the data are used again, each pass over them in
-  another order, as in the paper.
-
-  Args:
-    dataset: The data.
-    clients: The number of clients.
-    examples_per_client: How many each gets; 0 for an equal share of all.
-    seed: Of the split.
-  """
-  size = len(dataset.train_labels)
-  if examples_per_client == 0:
-    examples_per_client = size // clients
-  if examples_per_client < 1:
-    raise ValueError(
-      f'There are {size} examples for {clients} clients. Give '
-      'examples_per_client, to use them several times.'
-    )
-  generator = np.random.default_rng([seed, 0])
-  passes = -(-clients * examples_per_client // size)
-  order = np.concatenate([generator.permutation(size) for _ in range(passes)])
-  order = order[: clients * examples_per_client].astype(np.int32)
-  return federated_data.FederatedData(
-    dataset.train_features,
-    dataset.train_labels,
-    list(order.reshape(clients, examples_per_client)),
-  )
+  return partition.split(dataset, 'iid', clients, examples_per_client, seed)

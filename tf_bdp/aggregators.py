@@ -7,7 +7,8 @@ client data without noise: whoever sees them is inside the trust boundary.
 """
 
 import collections
-from typing import Any, NamedTuple, Optional
+import functools
+from typing import Any, Callable, NamedTuple, Optional
 
 import dp_accounting
 import numpy as np
@@ -16,6 +17,7 @@ import tensorflow_federated as tff
 
 from tf_bdp import mechanism as mechanism_lib
 from tf_bdp import mechanism_ops, validation
+from tf_bdp.learning import cost_reports, secure_aggregation
 
 
 class ClientPrivacyState(NamedTuple):
@@ -46,6 +48,7 @@ class ClientPrivacyFactory(tff.aggregators.UnweightedAggregationFactory):
     max_distances: int = 1024,
     noise_seed: Optional[int] = None,
     release_aggregate: bool = False,
+    reporting: Optional[cost_reports.Reporting] = None,
   ):
     """Makes a factory; `mean` and `sum` are the usual ways to.
 
@@ -56,13 +59,20 @@ class ClientPrivacyFactory(tff.aggregators.UnweightedAggregationFactory):
       noise_seed: For experiments only; see `mechanism_ops.add_noise`.
       release_aggregate: Whether the measurements include the aggregate before
         noise, which measuring a panel needs.
+      reporting: Makes updates and costs reach the server by secure sums alone;
+        see `cost_reports`. No distances are measured then.
     """
+    if reporting is not None and release_aggregate:
+      raise ValueError(
+        'The aggregate before noise is not released under secure aggregation.'
+      )
     self._mechanism = mechanism
     self._max_distances = validation.check_positive_integer(
       'max_distances', max_distances
     )
     self._noise_seed = noise_seed
     self._release_aggregate = release_aggregate
+    self._reporting = reporting
 
   @classmethod
   def mean(
@@ -122,10 +132,8 @@ class ClientPrivacyFactory(tff.aggregators.UnweightedAggregationFactory):
     state_type = initial_state.type_signature.result
     clip_record = self._build_clip(value_type)
     record_type = clip_record.type_signature.result
-    # A sum has the type of what is summed.
-    measure = self._build_measure(record_type)
     release = self._build_release(state_type, record_type)
-    measurements = self._build_measurements(state_type, record_type)
+    learn = self._learn if self._reporting is None else self._learn_securely
 
     @tff.federated_computation()
     def init_fn():
@@ -137,26 +145,125 @@ class ClientPrivacyFactory(tff.aggregators.UnweightedAggregationFactory):
     def next_fn(state, value):
       clip_norm = tff.federated_broadcast(state.clip_norm)
       record = tff.federated_map(clip_record, (value, clip_norm))
-      sums = tff.federated_zip(
-        collections.OrderedDict(
-          update=tff.federated_sum(record.update),
-          usable=tff.federated_sum(record.usable),
-          failed=tff.federated_sum(record.failed),
-          below=tff.federated_sum(record.below),
-        )
-      )
+      sums = self._sum(record, state.clip_norm)
       released = tff.federated_map(release, (state, sums))
-      aggregate = tff.federated_broadcast(released.aggregate)
-      measured = tff.federated_map(measure, (record, aggregate))
-      sample = tff.aggregators.federated_sample(measured, self._max_distances)
-      output = tff.federated_map(
-        measurements, (state, sums, released.aggregate, sample)
-      )
       return tff.templates.MeasuredProcessOutput(
-        released.state, released.result, output
+        released.state,
+        released.result,
+        learn(state, record, sums, released.aggregate),
       )
 
     return tff.templates.AggregationProcess(init_fn, next_fn)
+
+  def _sum(self, record: tff.Value, clip_norm: tff.Value) -> tff.Value:
+    """Sums the clients' records, which have the type of their sum."""
+    update = tff.federated_sum(record.update)
+    add: Callable[[tff.Value], tff.Value] = tff.federated_sum
+    if self._reporting is not None:
+      update = secure_aggregation.secure_update_sum(record.update, clip_norm)
+      add = functools.partial(tff.federated_secure_sum, max_input=1)
+    return tff.federated_zip(
+      collections.OrderedDict(
+        update=update,
+        usable=add(record.usable),
+        failed=add(record.failed),
+        below=add(record.below),
+      )
+    )
+
+  def _learn(
+    self,
+    state: tff.Value,
+    record: tff.Value,
+    sums: tff.Value,
+    aggregate: tff.Value,
+  ) -> tff.Value:
+    """Measures a sample of clients by their answers to the aggregate."""
+    record_type = record.type_signature.member
+    measure = self._build_measure(record_type)
+    measurements = self._build_measurements(
+      state.type_signature.member, record_type
+    )
+    measured = tff.federated_map(
+      measure, (record, tff.federated_broadcast(aggregate))
+    )
+    sample = tff.aggregators.federated_sample(measured, self._max_distances)
+    return tff.federated_map(measurements, (state, sums, aggregate, sample))
+
+  def _learn_securely(
+    self,
+    state: tff.Value,
+    record: tff.Value,
+    sums: tff.Value,
+    aggregate: tff.Value,
+  ) -> tff.Value:
+    """Learns sums of the clients' costs, and how many there are."""
+    reporting = self._reporting
+    assert reporting is not None
+    record_type = record.type_signature.member
+    squared_distance = self._build_squared_distance(record_type)
+    q = self._mechanism.participation_probability
+
+    @tff.tensorflow.computation(np.int32)
+    def worst_case(count):
+      return tf.cast(
+        _worst_case_of(self._mechanism, tf.cast(count, tf.float64)), tf.float64
+      )
+
+    @tff.tensorflow.computation(record_type)
+    def is_usable(record):
+      return record['usable'] > 0
+
+    distances = tff.federated_map(
+      squared_distance,
+      (
+        record,
+        tff.federated_broadcast(aggregate),
+        tff.federated_broadcast(sums.usable),
+        tff.federated_broadcast(state.clip_norm),
+      ),
+    )
+    costs = cost_reports.sum_client_costs(
+      distances,
+      tff.federated_map(is_usable, record),
+      tff.federated_map(worst_case, sums.usable),
+      q,
+      reporting,
+    )
+    return tff.federated_zip(
+      collections.OrderedDict(
+        participants=sums.usable,
+        failed_clients=sums.failed,
+        clip_norm=state.clip_norm,
+        client_costs=costs,
+      )
+    )
+
+  def _build_squared_distance(self, record_type: tff.Type) -> tff.Computation:
+    """What a client computes of itself: r², as the mechanism would."""
+    mechanism = self._mechanism
+
+    @tff.tensorflow.computation(
+      record_type, record_type['update'], np.int32, np.float32
+    )
+    def squared_distance(record, aggregate, count, clip_norm):
+      own = tf.nest.flatten(record['update'])
+      parts = own
+      others = tf.constant(1.0, tf.float64)
+      if mechanism.kind == 'mean':
+        parts = [p - m for p, m in zip(own, tf.nest.flatten(aggregate))]
+        others = tf.maximum(tf.cast(count, tf.float64) - 1.0, 1.0)
+      else:
+        others = tf.constant(mechanism.expected_clients, tf.float64)
+      squared = mechanism_ops.squared_norm(parts)
+      if mechanism.kind == 'mean':
+        # Alone, a client is compared with nothing.
+        squared = tf.where(count > 1, squared, mechanism_ops.squared_norm(own))
+      norm = tf.cast(clip_norm, tf.float64)
+      moves = tf.cast(squared, tf.float64) / tf.square(norm * others)
+      return mechanism.to_squared_distance(moves)
+
+    return squared_distance
 
   def _build_initial_state(self) -> tff.Computation:
     @tff.tensorflow.computation
@@ -176,13 +283,12 @@ class ClientPrivacyFactory(tff.aggregators.UnweightedAggregationFactory):
       clipped, usable, norm = mechanism_ops.clip(
         tf.nest.flatten(value), clip_norm
       )
-      usable = tf.cast(usable, tf.float32)
+      usable = tf.cast(usable, tf.int32)
       return collections.OrderedDict(
         update=tf.nest.pack_sequence_as(value, clipped),
         usable=usable,
-        failed=1.0 - usable,
-        # Half a count each way, so that nobody counts for more than one half.
-        below=usable * (tf.cast(norm <= clip_norm, tf.float32) - 0.5),
+        failed=1 - usable,
+        below=usable * tf.cast(norm <= clip_norm, tf.int32),
       )
 
     return clip_record
@@ -196,7 +302,8 @@ class ClientPrivacyFactory(tff.aggregators.UnweightedAggregationFactory):
       parts = tf.nest.flatten(record['update'])
       if is_mean:
         parts = [p - m for p, m in zip(parts, tf.nest.flatten(aggregate))]
-      return tf.stack([record['usable'], mechanism_ops.squared_norm(parts)])
+      usable = tf.cast(record['usable'], tf.float32)
+      return tf.stack([usable, mechanism_ops.squared_norm(parts)])
 
     return measure
 
@@ -208,7 +315,7 @@ class ClientPrivacyFactory(tff.aggregators.UnweightedAggregationFactory):
 
     @tff.tensorflow.computation(state_type, sums_type)
     def release(state, sums):
-      count = sums['usable']
+      count = tf.cast(sums['usable'], tf.float32)
       divisor = mechanism.expected_clients
       if mechanism.kind == 'mean':
         divisor = tf.maximum(count, 1.0)
@@ -222,7 +329,10 @@ class ClientPrivacyFactory(tff.aggregators.UnweightedAggregationFactory):
           state.round_number,
         )
       next_state = ClientPrivacyState(
-        clip_norm=self._next_clip_norm(state, sums['below']),
+        # Half a count each way, so that nobody counts for more than one half.
+        clip_norm=self._next_clip_norm(
+          state, tf.cast(sums['below'], tf.float32) - count / 2.0
+        ),
         round_number=state.round_number + 1,
         dp_event=_gaussian_event(_noise_multiplier_of(mechanism, count)),
         is_init_state=tf.constant(False),
@@ -266,12 +376,12 @@ class ClientPrivacyFactory(tff.aggregators.UnweightedAggregationFactory):
       if self._mechanism.kind == 'mean':
         # Alone, a client is compared with nothing.
         norm = mechanism_ops.squared_norm(tf.nest.flatten(aggregate))
-        alone = tf.equal(sums['usable'], 1.0)
+        alone = tf.equal(sums['usable'], 1)
         squared = tf.where(alone, tf.fill(tf.shape(squared), norm), squared)
       result = collections.OrderedDict(
         squared_measures=squared,
-        participants=tf.cast(sums['usable'], tf.int32),
-        failed_clients=tf.cast(sums['failed'], tf.int32),
+        participants=sums['usable'],
+        failed_clients=sums['failed'],
         clip_norm=state.clip_norm,
       )
       for name, value in self._mechanism.to_scalars().items():
@@ -283,6 +393,95 @@ class ClientPrivacyFactory(tff.aggregators.UnweightedAggregationFactory):
     return measurements
 
 
+class NoisyMeanFactory(tff.aggregators.UnweightedAggregationFactory):
+  """The mean of updates that carry their clients' noise.
+
+  Updates of all zeros do not count: that is what the client work puts in place
+  of one that is not finite.
+  """
+
+  def __init__(
+    self,
+    deviation: float = 0.0,
+    *,
+    noise_seed: Optional[int] = None,
+    sum_factory: Optional[tff.aggregators.UnweightedAggregationFactory] = None,
+  ):
+    """Makes a factory.
+
+    Args:
+      deviation: Of the noise that the server adds to the mean.
+      noise_seed: For experiments only; see `mechanism_ops.add_noise`.
+      sum_factory: Sums the updates; by default in the clear.
+    """
+    if not 0 <= deviation < np.inf:
+      raise ValueError(
+        f'deviation must be non-negative and finite. Found {deviation}.'
+      )
+    self._deviation = deviation
+    self._noise_seed = noise_seed
+    self._sum_factory = sum_factory or tff.aggregators.SumFactory()
+
+  def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
+    """Creates the process for updates of `value_type`."""
+    summing = self._sum_factory.create(value_type)
+    sum_state = summing.initialize.type_signature.result.member
+
+    @tff.tensorflow.computation
+    def first_round():
+      return tf.constant(0, tf.int32)
+
+    @tff.tensorflow.computation(np.int32)
+    def next_round(number):
+      return number + 1
+
+    @tff.tensorflow.computation(value_type)
+    def is_usable(value):
+      norm = mechanism_ops.squared_norm(tf.nest.flatten(value))
+      return tf.cast(norm > 0, tf.int32)
+
+    @tff.tensorflow.computation(value_type, np.int32, np.int32)
+    def release(total, count, number):
+      divisor = tf.maximum(tf.cast(count, tf.float32), 1.0)
+      mean = [part / divisor for part in tf.nest.flatten(total)]
+      if self._deviation:
+        noised = mechanism_ops.add_noise(
+          mean, tf.constant(self._deviation), self._noise_seed, number
+        )
+        # There is no noise if nobody came.
+        mean = [tf.where(count > 0, n, m) for n, m in zip(noised, mean)]
+      return tf.nest.pack_sequence_as(total, mean)
+
+    @tff.tensorflow.computation(np.int32, np.int32)
+    def counts(count, clients):
+      return collections.OrderedDict(
+        participants=count, failed_clients=clients - count
+      )
+
+    @tff.federated_computation
+    def init_fn():
+      number = tff.federated_eval(first_round, tff.SERVER)
+      return tff.federated_zip((number, summing.initialize()))
+
+    @tff.federated_computation(
+      tff.FederatedType((np.int32, sum_state), tff.SERVER),
+      tff.FederatedType(value_type, tff.CLIENTS),
+    )
+    def next_fn(state, value):
+      summed = summing.next(state[1], value)
+      count = tff.federated_sum(tff.federated_map(is_usable, value))
+      clients = tff.federated_sum(tff.federated_value(1, tff.CLIENTS))
+      result = tff.federated_map(release, (summed.result, count, state[0]))
+      number = tff.federated_map(next_round, state[0])
+      return tff.templates.MeasuredProcessOutput(
+        tff.federated_zip((number, summed.state)),
+        result,
+        tff.federated_map(counts, (count, clients)),
+      )
+
+    return tff.templates.AggregationProcess(init_fn, next_fn)
+
+
 def _gaussian_event(noise_multiplier: tf.Tensor) -> Any:
   return dp_accounting.GaussianDpEvent(noise_multiplier).to_named_tuple()
 
@@ -291,23 +490,27 @@ def _noise_multiplier_of(
   mechanism: mechanism_lib.GaussianMechanism, participants: tf.Tensor
 ) -> tf.Tensor:
   """Z of the plain Gaussian mechanism with the round's worst-case distance."""
-
-  def of(count: int) -> float:
-    return mechanism.worst_case_squared_distance(count) ** -0.5
-
   if not mechanism.noise_multiplier:
     return tf.constant(0.0)
+  return tf.math.rsqrt(_worst_case_of(mechanism, participants))
+
+
+def _worst_case_of(
+  mechanism: mechanism_lib.GaussianMechanism, participants: tf.Tensor
+) -> tf.Tensor:
+  """The mechanism's worst-case squared distance, of a tensor."""
+  of = mechanism.worst_case_squared_distance
+  dtype = participants.dtype
   if mechanism.kind == 'sum':
-    return tf.constant(of(1), tf.float32)
+    return tf.constant(of(1), dtype)
   # 2 / n is exact from n = 2 on; below, the mechanism has its own rules.
-  scale = 2 / mechanism.noise_per_clip_norm
-  extra = mechanism.worst_case_squared_distance(2) - (scale / 2) ** 2
-  squared = tf.square(scale / tf.maximum(participants, 1.0)) + extra
-  alone = tf.constant(of(1), tf.float32)
-  # Adaptive clipping releases its count even if nobody came.
-  empty = of(0) if mechanism.worst_case_squared_distance(0) else np.inf
+  squared = mechanism.to_squared_distance(
+    tf.square(2 / tf.maximum(participants, 1))
+  )
   return tf.where(
     participants >= 2,
-    tf.math.rsqrt(squared),
-    tf.where(participants >= 1, alone, empty),
+    squared,
+    tf.where(
+      participants >= 1, tf.constant(of(1), dtype), tf.constant(of(0), dtype)
+    ),
   )

@@ -49,6 +49,9 @@ class GaussianMechanism:
   clip_learning_rate: float = 0.2
   clipped_count_deviation: Optional[float] = None
 
+  units = ('client',)  # What is protected.
+  clips_updates = True
+
   def __post_init__(self) -> None:
     validation.check_choice('kind', self.kind, KINDS)
     if not 0 <= self.noise_multiplier < math.inf:
@@ -100,7 +103,7 @@ class GaussianMechanism:
     """Returns the largest r² of any client in a round of n participants."""
     if not self.noise_multiplier:
       return math.inf
-    return self._to_squared_distance(self._worst_case_move(participants) ** 2)
+    return self.to_squared_distance(self._worst_case_move(participants) ** 2)
 
   def _worst_case_move(self, participants: int) -> float:
     """How far a client can move the released mean, over C."""
@@ -137,9 +140,9 @@ class GaussianMechanism:
       moves = moves / others**2
     worst = self.worst_case_squared_distance(participants)
     # Rounding in float32 must not carry a clipped update beyond the worst case.
-    return np.minimum(self._to_squared_distance(moves), worst)
+    return np.minimum(self.to_squared_distance(moves), worst)
 
-  def _to_squared_distance(self, squared_moves: Any) -> Any:
+  def to_squared_distance(self, squared_moves: Any) -> Any:
     """Divides by the noise; adds the bit that adaptive clipping releases."""
     squared = squared_moves / self.noise_per_clip_norm**2
     if self.clip_quantile is not None:
@@ -174,6 +177,40 @@ class GaussianMechanism:
       return dp_accounting.NoOpDpEvent()
     gaussian = dp_accounting.GaussianDpEvent(worst**-0.5)
     return dp_accounting.PoissonSampledDpEvent(q, gaussian)
+
+  def events(
+    self,
+    squared_measures: np.ndarray,
+    taking_part: np.ndarray,
+    groups: Any,
+    participants: int,
+    clip_norm: float,
+    panel: bool,
+  ) -> dict[str, dp_accounting.DpEvent]:
+    """Returns a round's event for each of `units`; no examples are measured."""
+    del groups
+    event = self.event(
+      squared_measures, taking_part, participants, clip_norm, panel
+    )
+    return {'client': event}
+
+  def reported_event(
+    self,
+    unit: str,
+    costs: np.ndarray,
+    failure_probability: float,
+    participants: int,
+  ) -> dp_accounting.DpEvent:
+    """Returns a round of which the server learnt the cost of every order."""
+    del unit
+    worst = self.worst_case_squared_distance(participants)
+    if not self.noise_multiplier:
+      return dp_accounting.NonPrivateDpEvent()
+    if not worst:
+      return dp_accounting.NoOpDpEvent()
+    return events.ReportedCostEvent(
+      costs, failure_probability, self.participation_probability, worst
+    )
 
   def clip_norm_growth(self, share_below: Any) -> Any:
     """Returns log(next C / C), given the noised share of updates below C.

@@ -8,9 +8,11 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_privacy as tfp
 
-# Which of a round's two noises a seed is for.
+# Which of a round's two noises on the server a seed is for.
 UPDATE_NOISE = 0
 COUNT_NOISE = 1
+# Those of the server's streams are not negative.
+_CLIENT_STREAM = -1
 
 
 def clip(
@@ -81,6 +83,22 @@ def add_noise(
     tensor + deviation * tf.reshape(part, tf.shape(tensor))
     for tensor, part in zip(tensors, tf.split(noise, sizes))
   ]
+
+
+def client_normal(
+  size: int,
+  seed: int,
+  round_number: tf.Tensor,
+  client: tf.Tensor,
+  step: tf.Tensor,
+) -> tf.Tensor:
+  """Returns a client's standard normals for one step, the same for a seed."""
+  stream = tf.constant([seed, _CLIENT_STREAM], tf.int32)
+  for number in (round_number, client, step):
+    stream = tf.random.experimental.stateless_fold_in(
+      stream, tf.cast(number, tf.int32)
+    )
+  return tf.random.stateless_normal([size], stream)
 
 
 def secure_normal(size: int) -> np.ndarray:

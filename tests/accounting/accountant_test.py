@@ -913,12 +913,12 @@ def _assert_refused(composition, estimator, damage, sentence):
   [
     (_delete('format'), 'not one of a BayesianAccountant'),
     (_set('format', 'opacus'), 'not one of a BayesianAccountant'),
-    (_delete('version'), 'version None; this release reads version 1'),
-    (_set('version', 2), 'version 2; this release reads version 1'),
+    (_delete('version'), 'version None; this release reads version 2'),
+    (_set('version', 1), 'version 1; this release reads version 2'),
     (_delete('settings'), 'other settings: composition = None'),
     (_set('settings', 7), 'other settings: composition = None'),
     (_delete('ledger'), 'damaged'),
-    (_delete('panel'), 'damaged'),
+    (_delete('panels'), 'damaged'),
     (_delete('rounds'), 'damaged'),
     (_set('ledger', []), 'damaged: its rounds are not those of its ledger'),
     (_set('ledger', None), 'damaged'),
@@ -933,16 +933,16 @@ def _assert_refused(composition, estimator, damage, sentence):
     (_set('ledger', 0, 3, 1.5), 'damaged'),
     (_set('ledger', 0, 3, math.inf), 'damaged'),
     (_set('ledger', 0, [1.0, 0.5]), 'damaged'),
-    (_set('panel', None), 'damaged: its rounds are not those of its ledger'),
-    (_set('panel', []), 'damaged'),
-    (_set('panel', [[0.1] * len(_ORDERS)] * 2), 'damaged'),
-    (_set('panel', [[0.1, 0.2]] * 4), 'damaged'),
-    (_set('panel', 0, [0.1]), 'damaged'),
-    (_set('panel', 0, 0, -0.1), 'damaged'),
-    (_set('panel', 0, 0, math.nan), 'damaged'),
-    (_set('panel', 0, 0, math.inf), 'damaged'),
-    (_set('panel', 0, 0, 'x'), 'damaged'),
-    (_set('rounds', [[{}, 1]]), 'damaged'),
+    (_set('panels', []), 'damaged: its rounds are not those of its ledger'),
+    (_set('panels', None), 'damaged'),
+    (_set('panels', 0, [[0.1] * len(_ORDERS)] * 2), 'damaged'),
+    (_set('panels', 0, [[0.1, 0.2]] * 4), 'damaged'),
+    (_set('panels', 0, 0, [0.1]), 'damaged'),
+    (_set('panels', 0, 0, 0, -0.1), 'damaged'),
+    (_set('panels', 0, 0, 0, math.nan), 'damaged'),
+    (_set('panels', 0, 0, 0, math.inf), 'damaged'),
+    (_set('panels', 0, 0, 0, 'x'), 'damaged'),
+    (_set('rounds', [[[{}], 1]]), 'damaged'),
     (_set('rounds', None), 'damaged'),
   ],
 )
@@ -979,7 +979,7 @@ _SIZE = len(_ORDERS)
 def test_a_damaged_sample_is_refused_and_changes_nothing(
   composition, estimator, field, value
 ):
-  damage = _set('rounds', 0, 0, field, value)
+  damage = _set('rounds', 0, 0, 0, field, value)
   _assert_refused(composition, estimator, damage, 'damaged')
 
 
@@ -1018,7 +1018,7 @@ def test_a_damaged_sample_is_refused_and_changes_nothing(
   ids=lambda value: str(value)[:24],
 )
 def test_a_sample_that_cannot_be_one_is_refused(estimator, field, value):
-  damage = _set('rounds', 0, 0, field, value)
+  damage = _set('rounds', 0, 0, 0, field, value)
   _assert_refused('product', estimator, damage, 'damaged')
 
 

@@ -98,7 +98,7 @@ def test_epsilons_are_those_of_an_accountant_fed_by_hand(data, tmp_path):
   engine = _engine(data)
   progress = _train(engine, data, tmp_path)
   accountant = BayesianAccountant()
-  for event in training.events_of(engine.mechanism, progress, True):
+  for event in training.events_of(engine.mechanism, _CONFIG, progress)['client']:
     accountant.compose(event)
   last = progress.rows[-1]
   assert last['bdp_epsilon'] == accountant.get_epsilon(1e-3)
@@ -127,7 +127,9 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(
   assert _rows(tmp_path / 'cut') == _rows(tmp_path / 'whole')
   for one, other in zip(whole.state, resumed.state):
     np.testing.assert_array_equal(one, other)
-  assert whole.accountant.state_dict() == resumed.accountant.state_dict()
+  assert whole.accountants['client'].state_dict() == (
+    resumed.accountants['client'].state_dict()
+  )
 
 
 def test_resuming_a_finished_run_changes_nothing(data, tmp_path):
@@ -166,8 +168,10 @@ def test_dp_alone_stops_while_training_goes_on(data, tmp_path):
 def test_without_a_panel_composition_is_by_hoelder(data, tmp_path):
   config = dataclasses.replace(_CONFIG, panel_size=0, estimator='student_t')
   progress = _train(_engine(data), data, tmp_path, config)
-  assert progress.accountant.settings['composition'] == 'holder'
-  assert progress.accountant.settings['total_rounds'] == _CONFIG.rounds
+  assert progress.accountants['client'].settings['composition'] == 'holder'
+  assert (
+    progress.accountants['client'].settings['total_rounds'] == _CONFIG.rounds
+  )
   assert np.isfinite(progress.rows[-1]['bdp_epsilon'])
 
 

@@ -12,6 +12,12 @@ from tf_bdp.accounting.conversion import (
 from tf_bdp.accounting.events import (
   BayesianGaussianEvent as BayesianGaussianEvent,
 )
+from tf_bdp.accounting.events import (
+  ParallelEvent as ParallelEvent,
+)
+from tf_bdp.accounting.events import (
+  ReportedCostEvent as ReportedCostEvent,
+)
 from tf_bdp.accounting.mean_bounds import (
   bernstein as bernstein,
 )

@@ -1,11 +1,12 @@
 """The Bayesian privacy accountant."""
 
 import copy
+import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Iterable
-from typing import Any, Callable, NamedTuple, Optional
+from collections.abc import Iterable, Sequence
+from typing import Any, Callable, Optional, Union
 
 import dp_accounting
 import numpy as np
@@ -35,14 +36,27 @@ DEFAULT_ORDERS = (
 )
 _ESTIMATOR_SHARE = 0.1
 _STATE_FORMAT = 'tf_bdp.BayesianAccountant'
-_STATE_VERSION = 1
+_STATE_VERSION = 2
+_BoundOfMean = Union[mean_bounds.MeanBound, mean_bounds.Reported]
 
 
-class _Round(NamedTuple):
-  """A sample of exp ℓ (product) or exp T ℓ (holder) that stood for rounds."""
+@dataclasses.dataclass(frozen=True)
+class _Round:
+  """Samples of exp ℓ (product) or exp T ℓ (holder) that stood for rounds.
 
-  sample: mean_bounds.MeanBound
+  One for each group of units; the one with the largest bound counts.
+  """
+
+  samples: tuple[_BoundOfMean, ...]
   repeats: int
+  _bounds: dict[float, np.ndarray] = dataclasses.field(default_factory=dict)
+
+  def log_upper_bound(self, failure_probability: float) -> np.ndarray:
+    if failure_probability not in self._bounds:
+      bounds = [s.log_upper_bound(failure_probability) for s in self.samples]
+      self._bounds.clear()
+      self._bounds[failure_probability] = np.max(bounds, axis=0)
+    return self._bounds[failure_probability]
 
 
 class BayesianAccountant(dp_accounting.PrivacyAccountant):
@@ -132,8 +146,8 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     self._count_orders = count_orders
 
     self._entries: tuple[ledger_lib.Entry, ...] = ()
-    # 'panel': Σ_t ℓ_t of every member, [units, orders].
-    self._panel: Optional[np.ndarray] = None
+    # 'panel': Σ_t ℓ_t of every member, [units, orders], for each group.
+    self._panels: tuple[np.ndarray, ...] = ()
     # 'holder' and 'product': what every round's bound needs.
     self._rounds: tuple[_Round, ...] = ()
 
@@ -193,8 +207,10 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     """Adds an event, or nothing at all if any part of it is refused.
 
     Args:
-      event: A `BayesianGaussianEvent`, or dp_accounting's Gaussian,
-        Poisson-sampled, composed, self-composed, no-op or non-private event.
+      event: A `BayesianGaussianEvent`, a `ParallelEvent` of such, a
+        `ReportedCostEvent` (not with composition='panel'), or dp_accounting's
+        Gaussian, Poisson-sampled, composed, self-composed, no-op or non-private
+        event.
       count: How many times it took place.
 
     Returns:
@@ -214,9 +230,9 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
         f'Unsupported event: {error}, caused by subevent {error.event}.'
       ) from error
     self._check(rounds)
-    for bayesian_event, entry in rounds:
-      if bayesian_event is not None:
-        self._add(bayesian_event, entry.repeats)
+    for estimated, entry in rounds:
+      if estimated is not None:
+        self._add(estimated, entry.repeats)
       self._entries = ledger_lib.appended(self._entries, entry)
     return self
 
@@ -248,6 +264,12 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       raise ValueError(
         f'target_delta must be above estimator_delta = {kept}, the part of it '
         f'kept for bounds that fail. Found {target_delta}.'
+      )
+    if kept < self._least_delta_for_bounds():
+      raise ValueError(
+        'The reported costs were bounded for a larger delta or fewer rounds: '
+        f'they need {self._least_delta_for_bounds():.3g} of delta for bounds '
+        f'that fail, and target_delta = {target_delta:g} leaves {kept:.3g}.'
       )
     convert = functools.partial(
       conversion_lib.epsilon_from_costs,
@@ -281,12 +303,28 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       self._orders, costs, target_delta, self._conversion
     )[0]
 
+  def failure_probability(self, target_delta: float) -> float:
+    """Returns δ′ of every bound that is to be reported, for ε at δ.
+
+    Reported costs are bounded before they are composed, so the number of bounds
+    must be known: it takes composition='holder'.
+    """
+    validation.check_delta('target_delta', target_delta)
+    if self._composition != 'holder' or self._total_rounds is None:
+      raise ValueError(
+        "Only with composition='holder' is the number of bounds known in "
+        f'advance. Found {self._composition!r}.'
+      )
+    kept = self._estimator_delta or _ESTIMATOR_SHARE * target_delta
+    orders = len(self._orders) if self._count_orders else 1
+    return kept / (self._total_rounds * orders)
+
   def explain(self, target_delta: float) -> dict[str, Any]:
     """Returns ε at δ with everything that it rests on, as plain data."""
     epsilon, order = self.get_epsilon_and_optimal_order(target_delta)
     kept = self._delta_for_bounds(target_delta)
-    units = [sample.count for sample, _ in self._rounds]
-    units += [] if self._panel is None else [self._panel.shape[0]]
+    units = [s.count for r in self._rounds for s in r.samples if s.count]
+    units += [len(panel) for panel in self._panels]
     return {
       'epsilon': epsilon,
       'delta': target_delta,
@@ -316,6 +354,8 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
 
     def needed(delta: float) -> float:
       kept = self._delta_for_bounds(delta)
+      if kept < self._least_delta_for_bounds():
+        return math.inf
       return tail(self._costs(kept)) + kept
 
     delta = tail(self._worst_case_costs())
@@ -345,8 +385,11 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       'version': _STATE_VERSION,
       'settings': self.settings,
       'ledger': ledger_lib.to_state(self._entries),
-      'panel': None if self._panel is None else self._panel.tolist(),
-      'rounds': [[r.sample.to_state(), r.repeats] for r in self._rounds],
+      'panels': [panel.tolist() for panel in self._panels],
+      'rounds': [
+        [[sample.to_state() for sample in r.samples], r.repeats]
+        for r in self._rounds
+      ],
     }
 
   def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -379,22 +422,20 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       )
     try:
       entries = ledger_lib.from_state(state['ledger'])
-      panel = self._panel_from_state(state['panel'])
+      panels = tuple(self._panel_from_state(p) for p in state['panels'])
       rounds = self._rounds_from_state(state['rounds'])
       estimated = sum(entry.repeats for entry in entries if entry.estimated)
       if self._composition == 'panel':
-        fits = (panel is None) == (estimated == 0) and not rounds
+        fits = (not panels) == (estimated == 0) and not rounds
       else:
-        fits = panel is None and estimated == sum(r.repeats for r in rounds)
+        fits = not panels and estimated == sum(r.repeats for r in rounds)
       if not fits or estimated > (self._total_rounds or estimated):
         raise ValueError('its rounds are not those of its ledger')
     except (KeyError, TypeError, ValueError, OverflowError) as error:
       raise ValueError(f'The state is damaged: {error!s}.') from error
-    self._entries, self._panel, self._rounds = entries, panel, rounds
+    self._entries, self._panels, self._rounds = entries, panels, rounds
 
-  def _panel_from_state(self, state: Any) -> Optional[np.ndarray]:
-    if state is None:
-      return None
+  def _panel_from_state(self, state: Any) -> np.ndarray:
     panel = np.array(state, dtype=np.float64)
     if panel.ndim != 2 or panel.shape[1] != len(self._orders):
       raise ValueError('panel is not an array [units, orders]')
@@ -405,23 +446,31 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     return panel
 
   def _rounds_from_state(self, state: Any) -> tuple[_Round, ...]:
-    kind = mean_bounds.ESTIMATORS[self._estimator]
+    kinds = (mean_bounds.ESTIMATORS[self._estimator], mean_bounds.Reported)
+
+    def restored(sample: Any) -> _BoundOfMean:
+      kind = kinds['failure_probability' in sample]
+      return kind.from_state(sample, len(self._orders))
+
     return tuple(
       _Round(
-        kind.from_state(sample, len(self._orders)),
+        tuple(restored(sample) for sample in samples),
         validation.check_positive_integer('repeats', repeats),
       )
-      for sample, repeats in state
+      for samples, repeats in state
     )
 
   def _check(self, rounds: Iterable[tuple[Any, ledger_lib.Entry]]) -> None:
     """Raises ValueError if rounds do not fit the settings or what was seen."""
-    panel_size = None if self._panel is None else self._panel.shape[0]
+    sizes = [len(panel) for panel in self._panels]
     estimated = self._estimated_rounds()
     for event, entry in rounds:
       if event is None:
         continue
       estimated += entry.repeats
+      if isinstance(event, events.ReportedCostEvent):
+        self._check_reported(event)
+        continue
       if self._estimator in ('betting', 'bernstein') and math.isinf(
         entry.squared_distance
       ):
@@ -429,48 +478,69 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
           f'estimator={self._estimator!r} needs the event to have a '
           "worst_case_squared_distance. Clip, or use estimator='student_t'."
         )
-      if self._composition != 'panel':
-        continue
-      if not event.panel:
-        raise ValueError(
-          "composition='panel' needs events with panel=True, of the same units "
-          "in every round. For a round's own participants use "
-          "composition='holder'."
-        )
-      units = event.squared_distances.size
-      if panel_size not in (None, units):
-        raise ValueError(
-          f'The panel has {panel_size} units; the event has {units}. A panel '
-          'is measured as a whole in every round.'
-        )
-      panel_size = units
+      if self._composition == 'panel':
+        sizes = _check_panel(event, sizes)
     if self._total_rounds is not None and estimated > self._total_rounds:
       raise ValueError(
         f'total_rounds = {self._total_rounds} was fixed in advance; this event '
         f'would be round {estimated}.'
       )
 
-  def _add(self, event: events.BayesianGaussianEvent, count: int) -> None:
-    """Adds the costs of a checked event's units."""
-    costs = chord_table.log_moments_upper_bound(
-      event.squared_distances,
-      event.participation_probability,
-      self._orders,
-      self._direction,
-    )
+  def _check_reported(self, event: events.ReportedCostEvent) -> None:
     if self._composition == 'panel':
-      before = np.zeros(1) if self._panel is None else self._panel
-      self._panel = before + count * costs
-      return
-    worst = math.inf
-    if event.worst_case_squared_distance is not None:
-      worst = event.worst_case_squared_distance
+      raise ValueError(
+        "composition='panel' adds up the costs of single units. For reported "
+        "costs use composition='holder'."
+      )
+    if len(event.costs) != len(self._orders):
+      raise ValueError(
+        f'costs must be of the {len(self._orders)} orders of the accountant. '
+        f'Found {len(event.costs)}.'
+      )
+
+  def _add(self, event: ledger_lib.Estimated, count: int) -> None:
+    """Adds the costs of a checked event's units."""
     power = self._total_rounds or 1
-    sample = mean_bounds.ESTIMATORS[self._estimator].from_sample(
-      power * costs,
-      power * self._cost_at(worst, event.participation_probability),
+    if isinstance(event, events.ReportedCostEvent):
+      reported = mean_bounds.Reported(
+        power * np.array(event.costs), event.failure_probability
+      )
+      self._rounds = (*self._rounds, _Round((reported,), count))
+      return
+    costs = self._unit_costs(event.groups)
+    if self._composition == 'panel':
+      before = self._panels or (0.0,) * len(costs)
+      self._panels = tuple(b + count * c for b, c in zip(before, costs))
+      return
+    kind = mean_bounds.ESTIMATORS[self._estimator]
+    samples = tuple(
+      kind.from_sample(power * c, power * self._worst_case_cost(group))
+      for c, group in zip(costs, event.groups)
     )
-    self._rounds = (*self._rounds, _Round(sample, count))
+    self._rounds = (*self._rounds, _Round(samples, count))
+
+  def _unit_costs(
+    self, groups: Sequence[events.BayesianGaussianEvent]
+  ) -> list[np.ndarray]:
+    """Returns ℓ of every unit and order, [units, orders] for each group."""
+    result: list[np.ndarray] = [np.zeros(0)] * len(groups)
+    probabilities = [group.participation_probability for group in groups]
+    for q in set(probabilities):  # Many units at once are faster.
+      chosen = [i for i, other in enumerate(probabilities) if other == q]
+      distances = [groups[i].squared_distances for i in chosen]
+      costs = chord_table.log_moments_upper_bound(
+        np.concatenate(distances), q, self._orders, self._direction
+      )
+      ends = np.cumsum([part.size for part in distances])[:-1]
+      for i, part in zip(chosen, np.split(costs, ends)):
+        result[i] = part
+    return result
+
+  def _worst_case_cost(self, group: events.BayesianGaussianEvent) -> np.ndarray:
+    worst = group.worst_case_squared_distance
+    return self._cost_at(
+      math.inf if worst is None else worst, group.participation_probability
+    )
 
   def _costs(self, delta_for_bounds: float) -> np.ndarray:
     """Returns c(λ), true for all orders but with the given probability."""
@@ -478,14 +548,14 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     # Where no bound is taken, the probability that one fails is not used.
     failure = delta_for_bounds / bounds if bounds else 0.5
     costs = self._ledger_costs(estimated=False)
-    if self._panel is not None:
-      sample = mean_bounds.ESTIMATORS[self._estimator].from_sample(
-        self._panel, self._ledger_costs(estimated=True)
-      )
-      costs = costs + sample.log_upper_bound(failure)
+    if self._panels:
+      kind = mean_bounds.ESTIMATORS[self._estimator]
+      worst = self._ledger_costs(estimated=True)
+      samples = tuple(kind.from_sample(panel, worst) for panel in self._panels)
+      costs = costs + _Round(samples, 1).log_upper_bound(failure)
     power = self._total_rounds or 1
-    for sample, repeats in self._rounds:
-      costs = costs + sample.log_upper_bound(failure) * (repeats / power)
+    for part in self._rounds:
+      costs = costs + part.log_upper_bound(failure) * (part.repeats / power)
     return costs
 
   def _worst_case_costs(self) -> np.ndarray:
@@ -518,6 +588,16 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       rounds = self._total_rounds or rounds
     return rounds * (len(self._orders) if self._count_orders else 1)
 
+  def _least_delta_for_bounds(self) -> float:
+    """Returns what reported costs need at least; less by rounding will do."""
+    failures = [
+      sample.failure_probability
+      for part in self._rounds
+      for sample in part.samples
+      if isinstance(sample, mean_bounds.Reported)
+    ]
+    return max(failures, default=0.0) * self._bounds_taken() * (1 - 1e-9)
+
   def _delta_for_bounds(self, delta: float) -> float:
     if not self._bounds_taken():
       return 0.0
@@ -534,6 +614,27 @@ def _cost_at(
   return sampled_gaussian.log_moments([squared_distance], q, orders, direction)[
     0
   ]
+
+
+def _check_panel(event: Any, sizes: list[int]) -> list[int]:
+  """Returns the sizes of the panels; raises ValueError if they are others."""
+  if not event.panel:
+    raise ValueError(
+      "composition='panel' needs events with panel=True, of the same units "
+      "in every round. For a round's own participants use "
+      "composition='holder'."
+    )
+  found = [group.squared_distances.size for group in event.groups]
+  if sizes and found != sizes:
+    whole = 'A panel is measured as a whole in every round.'
+    if len(sizes) == len(found) == 1:
+      raise ValueError(
+        f'The panel has {sizes[0]} units; the event has {found[0]}. {whole}'
+      )
+    raise ValueError(
+      f'The panels have {sizes} units; those of the event {found}. {whole}'
+    )
+  return found
 
 
 def _smallest_sufficient(needed: Callable[[float], float]) -> float:

@@ -10,12 +10,15 @@ import dp_accounting
 
 from tf_bdp import validation
 from tf_bdp.accounting import accountant as accountant_lib
-from tf_bdp.accounting import ledger
+from tf_bdp.accounting import events, ledger
 
 # A privacy loss distribution takes memory and time in proportion to ε over the
 # steps of its grid. Coarser steps are used for larger ε, which errs on the safe
 # side; beyond this the figure is of no use to anyone.
 _LARGEST_EPSILON_FOR_PLD = 500.0
+# Samples for which the betting bound takes seconds; with more of them, the
+# distribution-free figure is by Bernstein's bound.
+_MOST_SAMPLES_FOR_BETTING = 1000
 
 
 class Row(NamedTuple):
@@ -50,14 +53,18 @@ def compare(rounds: Sequence[dp_accounting.DpEvent], delta: float) -> list[Row]:
     The rows, from differential privacy to the Bayesian methods.
   """
   validation.check_delta('delta', delta)
-  try:
-    parts = [part for event in rounds for part in ledger.rounds_of(event)]
-  except ledger.UnsupportedPartError as error:
-    raise dp_accounting.UnsupportedEventError(str(error)) from error
+  parts = _parts(rounds)
+  if any(isinstance(e, events.ReportedCostEvent) for e, _ in parts):
+    raise ValueError(
+      'Reported costs can be composed as they were bounded, not in other ways: '
+      'use compare_reported.'
+    )
   sampled = [(event, entry) for event, entry in parts if event is not None]
   total_rounds = sum(entry.repeats for _, entry in sampled)
   is_panel = bool(sampled) and all(event.panel for event, _ in sampled)
   is_clipped = all(not math.isinf(e.squared_distance) for _, e in parts)
+  samples = sum(len(event.groups) for event, _ in sampled)
+  free = 'betting' if samples <= _MOST_SAMPLES_FOR_BETTING else 'bernstein'
 
   accountant = accountant_lib.BayesianAccountant
   holder = functools.partial(
@@ -108,7 +115,7 @@ def compare(rounds: Sequence[dp_accounting.DpEvent], delta: float) -> list[Row]:
     rows.append(
       bayesian(
         'BDP, distribution-free',
-        accountant() if is_panel else holder(),
+        accountant(estimator=free) if is_panel else holder(estimator=free),
         'a person stays all rounds; costs of any distribution',
       )
     )
@@ -117,6 +124,43 @@ def compare(rounds: Sequence[dp_accounting.DpEvent], delta: float) -> list[Row]:
       Row('BDP, distribution-free', None, delta, None, 'there is no worst case')
     )
   return dp_rows + [_capped(row, dp_rows) for row in rows]
+
+
+def compare_reported(
+  rounds: Sequence[dp_accounting.DpEvent],
+  delta: float,
+  accountant: accountant_lib.BayesianAccountant,
+) -> list[Row]:
+  """Accounts for rounds by DP, beside the costs that were reported.
+
+  Args:
+    rounds: The events of all rounds, `ReportedCostEvent`s among them.
+    delta: δ for all methods.
+    accountant: That has composed them.
+  """
+  parts = _parts(rounds)
+  details = accountant.explain(delta)
+  row = Row(
+    'BDP, reported',
+    details['epsilon'],
+    delta,
+    details['order'],
+    f'as the clients bounded it: {details["composition"]}, '
+    f'{details["estimator"]}',
+    details,
+  )
+  is_clipped = all(not math.isinf(e.squared_distance) for _, e in parts)
+  dp_rows = _dp_rows([entry for _, entry in parts], delta, is_clipped)
+  return [*dp_rows, _capped(row, dp_rows)]
+
+
+def _parts(
+  rounds: Sequence[dp_accounting.DpEvent],
+) -> list[tuple[Any, ledger.Entry]]:
+  try:
+    return [part for event in rounds for part in ledger.rounds_of(event)]
+  except ledger.UnsupportedPartError as error:
+    raise dp_accounting.UnsupportedEventError(str(error)) from error
 
 
 def _capped(row: Row, dp_rows: Sequence[Row]) -> Row:

@@ -1,5 +1,6 @@
 """What a round tells the accountant: the distances of its sampled units."""
 
+from collections.abc import Iterable
 from typing import Optional
 
 import attr
@@ -78,3 +79,85 @@ class BayesianGaussianEvent(dp_accounting.DpEvent):
     # What is above it by rounding raises the worst case, to be safe.
     worst = max(worst, float(np.max(self.squared_distances)))
     object.__setattr__(self, 'worst_case_squared_distance', worst)
+
+  @property
+  def groups(self) -> tuple['BayesianGaussianEvent', ...]:
+    """The event as the only one of a `ParallelEvent`."""
+    return (self,)
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class ParallelEvent(dp_accounting.DpEvent):
+  """One round of several groups of units, such as the data sets of clients.
+
+  A unit is in one group only and loses what that group loses: for each order
+  the accountant takes the largest cost (the paper's parallel accounting).
+
+  Attributes:
+    groups: The events of the groups. In a panel, the i-th is the same group in
+      every round.
+  """
+
+  groups: tuple[BayesianGaussianEvent, ...] = attr.ib(converter=tuple)
+
+  def __attrs_post_init__(self) -> None:
+    if not self.groups:
+      raise ValueError('groups must be at least one event. Found none.')
+    if len({group.panel for group in self.groups}) > 1:
+      raise ValueError('All groups must be panels, or none.')
+
+  @property
+  def panel(self) -> bool:
+    """Whether every group is a panel."""
+    return self.groups[0].panel
+
+  @property
+  def participation_probability(self) -> float:
+    """The largest q of all groups."""
+    return max(group.participation_probability for group in self.groups)
+
+  @property
+  def worst_case_squared_distance(self) -> Optional[float]:
+    """The largest r² that any unit could have; None if a group has no limit."""
+    worst = [group.worst_case_squared_distance for group in self.groups]
+    known = [value for value in worst if value is not None]
+    return max(known) if len(known) == len(worst) else None
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class ReportedCostEvent(dp_accounting.DpEvent):
+  """One round whose cost was bounded where the distances are.
+
+  It is what a server composes that learns a sum or a maximum of costs, and no
+  distances.
+
+  Attributes:
+    costs: For every order of the accountant an upper bound of log E[exp ℓ], or
+      of (1/T) log E[exp T ℓ] for an accountant with total_rounds = T.
+    failure_probability: δ′, the chance of each order's bound to fail.
+    participation_probability: The largest q of any unit.
+    worst_case_squared_distance: The largest r² that any unit could have.
+  """
+
+  costs: tuple[float, ...] = attr.ib(
+    converter=lambda costs: tuple(float(cost) for cost in costs),
+    repr=lambda costs: f'<{len(costs)} orders>',
+  )
+  failure_probability: float = attr.ib(converter=float)
+  participation_probability: float = attr.ib(converter=float)
+  worst_case_squared_distance: float = attr.ib(converter=float)
+
+  def __attrs_post_init__(self) -> None:
+    _check_costs(self.costs)
+    validation.check_delta('failure_probability', self.failure_probability)
+    validation.check_probability(
+      'participation_probability', self.participation_probability
+    )
+    validation.check_squared_distances(
+      'worst_case_squared_distance', self.worst_case_squared_distance
+    )
+
+
+def _check_costs(costs: Iterable[float]) -> None:
+  if not all(0 <= cost < np.inf for cost in costs):
+    raise ValueError('costs must be finite and non-negative.')

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import dp_accounting
 
@@ -26,6 +26,12 @@ class Entry(NamedTuple):
   repeats: int
 
 
+# Events of which the cost is below that of the worst case.
+Estimated = Union[
+  events.BayesianGaussianEvent, events.ParallelEvent, events.ReportedCostEvent
+]
+
+
 class UnsupportedPartError(Exception):
   """Carries the part of an event that cannot be accounted for."""
 
@@ -36,7 +42,7 @@ class UnsupportedPartError(Exception):
 
 def rounds_of(
   event: dp_accounting.DpEvent, count: int = 1
-) -> Iterator[tuple[Union[events.BayesianGaussianEvent, None], Entry]]:
+) -> Iterator[tuple[Optional[Estimated], Entry]]:
   """Yields the rounds that an event is composed of.
 
   Args:
@@ -44,7 +50,8 @@ def rounds_of(
     count: How often it took place.
 
   Yields:
-    Pairs of the Bayesian event, if it is one, and the entry for the ledger.
+    Pairs of the Bayesian event, if it is one, and the entry for the ledger,
+    which for a parallel event is at least that of each of its groups.
 
   Raises:
     UnsupportedPartError: A part of the event is of an unknown kind.
@@ -58,7 +65,7 @@ def rounds_of(
   elif isinstance(event, dp_accounting.ComposedDpEvent):
     for part in event.events:
       yield from rounds_of(part, count)
-  elif isinstance(event, events.BayesianGaussianEvent):
+  elif isinstance(event, Estimated):  # type: ignore[misc,arg-type]
     worst = event.worst_case_squared_distance
     worst = math.inf if worst is None else worst
     yield event, Entry(worst, event.participation_probability, True, count)

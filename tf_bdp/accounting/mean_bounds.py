@@ -385,6 +385,43 @@ def _shares_of_worst_case(
   return np.minimum(_scaled_excess(log_values, log_scale) / largest, 1.0)
 
 
+@dataclasses.dataclass(frozen=True)
+class Reported:
+  """A bound of log E[y] that was taken elsewhere, where the sample is.
+
+  Attributes:
+    log_bound: For every order.
+    failure_probability: δ′, with which it was taken.
+  """
+
+  log_bound: np.ndarray
+  failure_probability: float
+  count = 0  # Of units that are known here.
+
+  def log_upper_bound(self, failure_probability: float) -> np.ndarray:
+    """Returns the bound; the accountant sees to it that δ′ is enough."""
+    del failure_probability
+    return self.log_bound
+
+  def to_state(self) -> dict[str, Any]:
+    """Returns plain data from which `from_state` makes an equal object."""
+    return {
+      'log_bound': self.log_bound.tolist(),
+      'failure_probability': self.failure_probability,
+    }
+
+  @classmethod
+  def from_state(cls, state: dict[str, Any], orders: int) -> 'Reported':
+    """Restores what `to_state` returned; raises ValueError otherwise."""
+    log_bound = np.array(state['log_bound'], dtype=np.float64)
+    if log_bound.shape != (orders,) or not np.all(log_bound >= 0):
+      raise ValueError(f'log_bound is not one of {orders} orders')
+    failure_probability = validation.check_delta(
+      'failure_probability', state['failure_probability']
+    )
+    return cls(log_bound, failure_probability)
+
+
 ESTIMATORS: dict[str, type[MeanBound]] = {
   'betting': Betting,
   'bernstein': Bernstein,

@@ -3,7 +3,7 @@
 import dataclasses
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 
 import dp_accounting
 import numpy as np
@@ -17,6 +17,7 @@ from tf_bdp.accounting import (
   comparison,
   conversion,
   events,
+  ledger,
   sampled_gaussian,
 )
 
@@ -24,7 +25,12 @@ _WIDTH = 80
 _MECHANISMS = {
   'sum': 'the sum of clipped {unit} updates',
   'mean': 'the mean of clipped {unit} updates',
+  'batch': 'the clipped gradient of a batch, on each client',
+  'example': 'the sum of clipped gradients of examples, on each client',
+  'joint': 'the mean of client updates that carry noise of their own',
 }
+# Of what differs from adding or removing one.
+_ADJACENCIES = {'joint': 'zero-out'}
 # The starred assumptions of each method.
 _STARS = {
   'BDP, paper': '(*)(**)(***)',
@@ -63,6 +69,11 @@ class PrivacyReport:
   unit: str
   sampling: str
 
+  @property
+  def adjacency(self) -> str:
+    """Which pairs of data sets the guarantee is about."""
+    return _ADJACENCIES.get(self.mechanism, 'add-or-remove-one')
+
   def statement(self) -> str:
     """Returns the report as text, for people."""
     return '\n\n'.join(
@@ -88,7 +99,7 @@ class PrivacyReport:
   def to_dict(self) -> dict[str, Any]:
     """Returns the report as plain data, for programs."""
     result = dataclasses.asdict(self)
-    result['adjacency'] = 'add-or-remove-one'
+    result['adjacency'] = self.adjacency
     result['rows'] = [
       {**row._asdict(), 'attack_success_bound': _attack(row)}
       for row in self.rows
@@ -113,7 +124,7 @@ class PrivacyReport:
     )
 
   def _lines(self, kind: str, heading: str) -> str:
-    guarantee = f'add-or-remove-one adjacency at delta = {self.delta:g}'
+    guarantee = f'{self.adjacency} adjacency at delta = {self.delta:g}'
     lines = [
       _fill(f'{self.unit.capitalize()}-level {heading.format(guarantee)}:')
     ]
@@ -248,6 +259,7 @@ def report_of_rounds(
   mechanism: str,
   unit: str,
   sampling: str,
+  reported_to: Optional[accountant.BayesianAccountant] = None,
 ) -> PrivacyReport:
   """Accounts for events as they were composed.
 
@@ -258,18 +270,28 @@ def report_of_rounds(
     participation_probability: q.
     delta: δ.
     worst_case_distance: The largest one of all rounds.
-    mechanism: 'sum' or 'mean'.
+    mechanism: 'sum', 'mean', 'batch', 'example' or 'joint'.
     unit: 'client' or 'example'.
     sampling: 'poisson' or 'fixed_size'.
+    reported_to: The accountant of reported costs, if the rounds have such.
 
   Returns:
     The report.
   """
   validation.check_choice('mechanism', mechanism, tuple(_MECHANISMS))
   validation.check_choice('sampling', sampling, ('poisson', 'fixed_size'))
-  rows = comparison.compare(rounds, delta)
-  sampled = [r for r in rounds if isinstance(r, events.BayesianGaussianEvent)]
+  if reported_to is not None:
+    rows = comparison.compare_reported(rounds, delta, reported_to)
+  else:
+    rows = comparison.compare(rounds, delta)
+  sampled = [
+    event
+    for part in rounds
+    for event, _ in ledger.rounds_of(part)
+    if isinstance(event, (events.BayesianGaussianEvent, events.ParallelEvent))
+  ]
   panel = bool(sampled) and all(event.panel for event in sampled)
+  units = [g.squared_distances.size for event in sampled for g in event.groups]
   best = min(
     (row for row in rows if row.details and row.epsilon is not None),
     key=lambda row: row.epsilon or 0.0,
@@ -279,7 +301,7 @@ def report_of_rounds(
     rows=rows,
     findings=_findings(sampled, order, panel),
     rounds=len(rounds),
-    units=min((r.squared_distances.size for r in sampled), default=0),
+    units=min(units, default=0),
     noise_multiplier=noise_multiplier,
     participation_probability=participation_probability,
     delta=delta,
@@ -292,18 +314,26 @@ def report_of_rounds(
 
 
 def _findings(
-  rounds: Sequence[events.BayesianGaussianEvent], order: int, panel: bool
+  rounds: Sequence[Any], order: int, panel: bool
 ) -> list[applicability.Finding]:
   """Checks the tail of the costs, drift over rounds, and order of arrival."""
   if not rounds:
     return []
   costs = [
-    sampled_gaussian.log_moments(
-      event.squared_distances, event.participation_probability, [order]
-    )[:, 0]
+    np.concatenate(
+      [
+        sampled_gaussian.log_moments(
+          group.squared_distances, group.participation_probability, [order]
+        )[:, 0]
+        for group in event.groups
+      ]
+    )
     for event in rounds
   ]
-  distances = [np.sqrt(event.squared_distances) for event in rounds]
+  distances = [
+    np.sqrt(np.concatenate([g.squared_distances for g in event.groups]))
+    for event in rounds
+  ]
   # Without a panel, a person is as likely to be any unit of a round.
   per_person = (
     np.sum(costs, axis=0) if panel else len(rounds) * np.concatenate(costs)

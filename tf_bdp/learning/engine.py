@@ -3,17 +3,20 @@
 import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 import tensorflow as tf
 
+from tf_bdp import instance_mechanism, validation
 from tf_bdp import mechanism as mechanism_lib
-from tf_bdp import validation
 
 # The mean cross-entropy of logits, of every engine, as TFF wants it.
 LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 ALGORITHMS = ('fed_sgd', 'fed_avg')
+Mechanism = Union[
+  mechanism_lib.GaussianMechanism, instance_mechanism.InstanceMechanism
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +30,8 @@ class Algorithm:
     momentum: The server's.
     client_learning_rate: Of the local steps of 'fed_avg'.
     client_epochs: Passes over a client's data in a round of 'fed_avg'.
-    client_batch_size: Examples in a local step of 'fed_avg'.
+    client_batch_size: Examples in a local step of 'fed_avg'; at instance level
+      the mechanism's own is used.
   """
 
   name: str = 'fed_sgd'
@@ -47,6 +51,12 @@ class Algorithm:
     validation.check_positive_integer(
       'client_batch_size', self.client_batch_size
     )
+
+  def local_steps(self, holding: int, batch_size: int) -> int:
+    """Returns how many steps a client takes that has `holding` examples."""
+    if self.name == 'fed_sgd':
+      return 1
+    return self.client_epochs * max(1, -(-holding // batch_size))
 
 
 def mean_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
@@ -85,6 +95,9 @@ class RoundOutput(NamedTuple):
       `GaussianMechanism.squared_distances`.
     panel_squared_measures: The same of every panel member, in its order.
     panel_taking_part: Whether each panel member took part.
+    examples: At instance level, how far examples move their client's update.
+    reported: Under secure aggregation, the costs of each unit, for every order;
+      nothing else is measured then.
   """
 
   state: Any
@@ -94,12 +107,14 @@ class RoundOutput(NamedTuple):
   squared_measures: np.ndarray
   panel_squared_measures: Optional[np.ndarray] = None
   panel_taking_part: Optional[np.ndarray] = None
+  examples: Optional[instance_mechanism.ExampleGroups] = None
+  reported: Optional[Mapping[str, np.ndarray]] = None
 
 
 class Engine(abc.ABC):
   """Runs rounds. Engines differ in how, not in what comes out."""
 
-  mechanism: mechanism_lib.GaussianMechanism
+  mechanism: Mechanism
 
   @abc.abstractmethod
   def initial_state(self) -> Any:

@@ -12,9 +12,13 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
-from tf_bdp import mechanism as mechanism_lib
-from tf_bdp import mechanism_ops
-from tf_bdp.learning import engine, federated_data
+from tf_bdp import instance_mechanism, mechanism_ops
+from tf_bdp.learning import (
+  engine,
+  example_batches,
+  federated_data,
+  private_steps,
+)
 
 # Bytes of examples, and of updates, that one chunk of clients may take.
 _CHUNK_EXAMPLES = 128 * 2**20
@@ -25,19 +29,30 @@ _MOST_KEPT_UPDATES = 1200 * 2**20
 
 
 class InProcessState(NamedTuple):
-  """Weights and velocity as one vector each, and the clip norm."""
+  """Weights, velocity and last released mean as vectors, and the clip norm."""
 
   weights: np.ndarray
   velocity: np.ndarray
   clip_norm: Any
+  last_mean: np.ndarray
 
 
 class _Chunk(NamedTuple):
-  """Clipped updates of some clients, [clients, weights], and how they are."""
+  """Updates of some clients, [clients, weights], and what is known of them.
+
+  Attributes:
+    updates: Clipped, where they are.
+    usable: Whether each is finite.
+    norms: Before clipping.
+    squared_measures: At instance level, of each client before noise.
+    squared_moves: At instance level, of the examples of each.
+  """
 
   updates: tf.Tensor
   usable: np.ndarray
   norms: np.ndarray
+  squared_measures: np.ndarray
+  squared_moves: Sequence[np.ndarray] = ()
 
 
 class InProcessEngine(engine.Engine):
@@ -47,10 +62,11 @@ class InProcessEngine(engine.Engine):
     self,
     model_fn: Callable[[], tf.keras.Model],
     data: federated_data.FederatedData,
-    mechanism: mechanism_lib.GaussianMechanism,
+    mechanism: engine.Mechanism,
     algorithm: engine.Algorithm,
     noise_seed: Optional[int] = None,
     strategy: Optional[tf.distribute.Strategy] = None,
+    seed: int = 0,
   ):
     """Builds the model and the graphs.
 
@@ -63,6 +79,7 @@ class InProcessEngine(engine.Engine):
         system's entropy source.
       strategy: How to spread clients over devices; by default over all GPUs
         if there are several.
+      seed: Of the batches that clients draw at instance level.
     """
     self.mechanism = mechanism
     self._data = data
@@ -86,7 +103,34 @@ class InProcessEngine(engine.Engine):
     local_update = {'fed_sgd': self._gradient, 'fed_avg': self._weight_change}
     self._local_update = local_update[algorithm.name]
     self._initial = self._flat([v.numpy() for v in self._variables])
-    self._chunk_graph = tf.function(self._chunk, reduce_retracing=True)
+    self._batches: Optional[example_batches.ExampleBatches] = None
+    self._draws: dict[int, example_batches.Draw] = {}  # Of the current round.
+    chunk = self._chunk
+    signature = [
+      tf.TensorSpec([None, None], tf.int64),
+      tf.TensorSpec([None], tf.int32),
+      tf.TensorSpec([], tf.float32),
+    ]
+    if isinstance(mechanism, instance_mechanism.InstanceMechanism):
+      self._batches = example_batches.ExampleBatches(
+        data, mechanism, algorithm, seed
+      )
+      chunk = self._private_chunk
+      signature = [
+        tf.TensorSpec([None, None], tf.int64),
+        tf.TensorSpec([None], tf.int32),
+        tf.TensorSpec([None, mechanism.local_steps, None], tf.bool),
+        tf.TensorSpec([None], tf.int32),
+        tf.TensorSpec([None], tf.int32),
+        tf.TensorSpec([], tf.int32),
+        tf.TensorSpec([self._size], tf.float32),
+      ]
+    self._chunk_graph = tf.function(
+      chunk,
+      # Values of several devices do not fit a signature.
+      input_signature=signature if self._replicas == 1 else None,
+      reduce_retracing=True,
+    )
     self._deviation_graph = tf.function(
       _squared_deviations, reduce_retracing=True
     )
@@ -101,6 +145,7 @@ class InProcessEngine(engine.Engine):
       self._initial,
       np.zeros_like(self._initial),
       np.float32(self.mechanism.clip_norm),
+      np.zeros_like(self._initial),
     )
 
   def model_weights(self, state: InProcessState) -> list[np.ndarray]:
@@ -132,48 +177,71 @@ class InProcessEngine(engine.Engine):
   ) -> engine.RoundOutput:
     """Runs one round."""
     self._assign(state.weights)
-    taking_part = set(participants)
-    clients = [*participants, *(c for c in panel if c not in taking_part)]
+    clients = list(participants)
+    if self._batches is not None:
+      clients = self._batches.clients(participants, panel)
+      self._draws = {c: self._batches.draw(round_number, c) for c in clients}
+    else:
+      taking_part = set(participants)
+      clients += [c for c in panel if c not in taking_part]
     active = np.arange(len(clients)) < len(participants)
     clip_norm = float(state.clip_norm)
-    kept: list[tf.Tensor] = []
-    keep = self.mechanism.kind == 'mean' and (
-      4 * self._size * len(clients) <= _MOST_KEPT_UPDATES
+    compares = self.mechanism.kind == 'mean' and self.mechanism.clips_updates
+    # Noisy updates cannot be computed a second time.
+    keep = compares and (
+      self._batches is not None
+      or 4 * self._size * len(clients) <= _MOST_KEPT_UPDATES
     )
+    kept: list[tf.Tensor] = []
 
     total = np.zeros(self._size, np.float32)
-    usable = np.zeros(len(clients), bool)
-    norms = np.zeros(len(clients), np.float32)
-    for rows, chunk in self._chunks(clients, clip_norm):
-      usable[rows], norms[rows] = chunk.usable, chunk.norms
+    chunks = []
+    for rows, chunk in self._chunks(clients, round_number, state):
       weights = (active[rows] & chunk.usable).astype(np.float32)
       total += tf.linalg.matvec(
         chunk.updates, weights, transpose_a=True
       ).numpy()
       if keep:
         kept.append(chunk.updates)
+      chunks.append(chunk._replace(updates=None))
 
+    usable = np.concatenate([np.zeros(0, bool), *(c.usable for c in chunks)])
+    norms = np.concatenate([np.zeros(0), *(c.norms for c in chunks)])
     counted = active & usable
     count = int(np.count_nonzero(counted))
-    squared = np.square(np.minimum(norms, clip_norm))
+    squared = np.concatenate(
+      [np.zeros(0), *(c.squared_measures for c in chunks)]
+    )
     divisor = self.mechanism.expected_clients
     if self.mechanism.kind == 'mean':
       divisor = max(count, 1)
     aggregate = total / np.float32(divisor)
-    if self.mechanism.kind == 'mean' and count:
-      deviations = self._deviations(clients, clip_norm, aggregate, kept)
+    if compares and count:
+      deviations = self._deviations(
+        clients, round_number, state, aggregate, kept
+      )
       # Alone, a client is compared with nothing.
       squared = np.where(counted & (count == 1), squared, deviations)
     below = np.count_nonzero(counted & (norms <= clip_norm)) - count / 2
 
     result = engine.RoundOutput(
-      state=self._next_state(state, round_number, aggregate, below),
+      state=self._next_state(state, round_number, aggregate, below, count),
       participants=count,
       failed_clients=len(participants) - count,
       clip_norm=clip_norm,
       squared_measures=squared[counted],
     )
-    if not panel:
+    if self._batches is not None:
+      moves = [moves for chunk in chunks for moves in chunk.squared_moves]
+      result = result._replace(
+        examples=self._batches.groups(
+          self._draws,
+          {c: m for c, m, u in zip(clients, moves, usable) if u},
+          participants,
+          panel,
+        )
+      )
+    if not panel or 'client' not in self.mechanism.units:
       return result
     position = {client: row for row, client in enumerate(clients)}
     members = [position[client] for client in panel]
@@ -189,13 +257,17 @@ class InProcessEngine(engine.Engine):
     round_number: int,
     aggregate: np.ndarray,
     below: float,
+    count: int,
   ) -> InProcessState:
-    """Adds the noise, and takes the server's step."""
+    """Adds the server's noise, and takes its step."""
     mechanism = self.mechanism
     deviation = mechanism.noise_per_clip_norm * float(state.clip_norm)
-    update = self._noised(
-      aggregate, deviation, round_number, mechanism_ops.UPDATE_NOISE
-    )
+    update = aggregate
+    # Where noise is on top of the clients', there is none if nobody came.
+    if mechanism.clips_updates or count:
+      update = self._noised(
+        aggregate, deviation, round_number, mechanism_ops.UPDATE_NOISE
+      )
     clip_norm = state.clip_norm
     if mechanism.clip_quantile is not None:
       (count,) = self._noised(
@@ -208,12 +280,14 @@ class InProcessEngine(engine.Engine):
       clip_norm = clip_norm * np.exp(mechanism.clip_norm_growth(share))
     velocity = np.float32(self._algorithm.momentum) * state.velocity + update
     step = np.float32(self._algorithm.learning_rate) * velocity
-    return InProcessState(state.weights - step, velocity, np.float32(clip_norm))
+    return InProcessState(
+      state.weights - step, velocity, np.float32(clip_norm), update
+    )
 
   def _noised(
     self, values: np.ndarray, deviation: float, round_number: int, purpose: int
   ) -> np.ndarray:
-    if not self.mechanism.noise_multiplier:
+    if not deviation:
       return values
     if self._noise_seed is None:
       noise = mechanism_ops.secure_normal(values.size)
@@ -228,9 +302,9 @@ class InProcessEngine(engine.Engine):
     return noised.numpy()
 
   def _chunks(
-    self, clients: Sequence[int], clip_norm: float
+    self, clients: Sequence[int], round_number: int, state: InProcessState
   ) -> Iterator[tuple[slice, _Chunk]]:
-    """Yields clipped updates of a few clients at a time."""
+    """Yields updates of a few clients at a time."""
     most_clients = max(1, _CHUNK_UPDATES // (4 * self._size)) * self._replicas
     most_examples = _CHUNK_EXAMPLES // self._data.features[:1].nbytes
     start = 0
@@ -238,70 +312,173 @@ class InProcessEngine(engine.Engine):
       stop, largest = start, 1
       while stop < len(clients) and stop - start < most_clients:
         # All are padded to the largest.
-        largest = max(largest, len(self._data.indices(clients[stop])))
+        largest = max(largest, self._example_count(clients[stop]))
         padded = (stop + 1 - start) * largest
         if stop > start and padded > most_examples * self._replicas:
           break
         stop += 1
       rows = slice(start, stop)
-      yield rows, self._run_chunk(clients[rows], clip_norm)
+      yield rows, self._run_chunk(clients[rows], round_number, state)
       start = stop
 
-  def _run_chunk(self, clients: Sequence[int], clip_norm: float) -> _Chunk:
-    limit = tf.constant(clip_norm, tf.float32)
+  def _example_count(self, client: int) -> int:
+    if self._batches is not None:
+      return len(self._draws[client].indices)
+    return len(self._data.indices(client))
+
+  def _run_chunk(
+    self, clients: Sequence[int], round_number: int, state: InProcessState
+  ) -> _Chunk:
+    """Computes the updates of a chunk, spread over the devices."""
+    shared = [tf.constant(state.clip_norm)]
+    arguments = self._data.holdings
+    if self._batches is not None:
+      shared = [tf.constant(round_number), tf.constant(state.last_mean)]
+      arguments = self._drawn
     if self._replicas == 1:
-      outputs = [self._chunk_graph(*self._data.holdings(clients), limit)]
+      outputs = [self._chunk_graph(*arguments(clients), *shared)]
     else:
       shares = np.array_split(np.asarray(clients), self._replicas)
-      batches = [self._data.holdings(share.tolist()) for share in shares]
-      arguments = tuple(
+      batches = [arguments(share.tolist()) for share in shares]
+      distributed = [
         self._strategy.experimental_distribute_values_from_function(
           lambda context, part=part: tf.constant(
             batches[context.replica_id_in_sync_group][part]
           )
         )
-        for part in range(2)
-      )
-      result = self._strategy.run(self._chunk_graph, (*arguments, limit))
+        for part in range(len(batches[0]))
+      ]
+      result = self._strategy.run(self._chunk_graph, (*distributed, *shared))
       outputs = list(
         zip(*(self._strategy.experimental_local_results(r) for r in result))
       )
-    updates, usable, norms = (tf.concat(parts, 0) for parts in zip(*outputs))
-    return _Chunk(updates, usable.numpy(), norms.numpy())
+    moves: list[np.ndarray] = []
+    if self._batches is not None:  # Padded differently on each device.
+      moves = [row for *_, part in outputs for row in part.numpy()]
+      outputs = [part[:-1] for part in outputs]
+    updates, *rest = (tf.concat(parts, 0) for parts in zip(*outputs))
+    return _Chunk(updates, *(part.numpy() for part in rest), moves)
+
+  def _drawn(self, clients: Sequence[int]) -> tuple[np.ndarray, ...]:
+    """Returns the batches of clients, padded to the largest of them."""
+    draws = [self._draws[client] for client in clients]
+    sizes = np.array([len(draw.indices) for draw in draws], np.int32)
+    longest = max(sizes, default=0)
+    steps = self.mechanism.local_steps
+    indices = np.zeros((len(clients), longest), np.int64)
+    drawn = np.zeros((len(clients), steps, longest), bool)
+    for row, draw in enumerate(draws):
+      indices[row, : sizes[row]] = draw.indices
+      drawn[row, :, : sizes[row]] = draw.drawn
+    step_counts = np.array([draw.step_count for draw in draws], np.int32)
+    return indices, sizes, drawn, step_counts, np.array(clients, np.int32)
 
   def _chunk(
     self,
     indices: tf.Tensor,
     sizes: tf.Tensor,
     clip_norm: tf.Tensor,
-  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+  ) -> tuple[tf.Tensor, ...]:
     """The clipped updates of a chunk of clients, as a graph."""
 
-    def one_client(
-      inputs: tuple[tf.Tensor, tf.Tensor],
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def one_client(inputs: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
       held, size = inputs
       # One without examples computes with padding, to no effect.
-      held = held[: tf.maximum(size, 1)]
-      with tf.device('/CPU:0'):  # Where all examples are.
-        features = tf.gather(self._features, held)
-        labels = tf.gather(self._labels, held)
-      update = self._local_update(features, labels)
-      flat = tf.concat([tf.reshape(part, [-1]) for part in update], 0)
-      (clipped,), usable, norm = mechanism_ops.clip([flat], clip_norm)
-      return clipped, usable & (size > 0), norm
+      features, labels = self._examples(held[: tf.maximum(size, 1)])
+      update = private_steps.flat(self._local_update(features, labels))
+      (clipped,), usable, norm = mechanism_ops.clip([update], clip_norm)
+      squared = tf.square(tf.minimum(norm, clip_norm))
+      return clipped, usable & (size > 0), norm, squared
 
+    return self._map_clients(one_client, (indices, sizes))
+
+  def _private_chunk(
+    self,
+    indices: tf.Tensor,
+    sizes: tf.Tensor,
+    drawn: tf.Tensor,
+    step_counts: tf.Tensor,
+    clients: tf.Tensor,
+    round_number: tf.Tensor,
+    last_mean: tf.Tensor,
+  ) -> tuple[tf.Tensor, ...]:
+    """The noisy updates of a chunk of clients, and their examples' moves."""
+    mechanism = self.mechanism
+    longest = tf.shape(indices)[1]
+    reference = tf.zeros_like(last_mean)
+    if mechanism.reference_is_last_mean:
+      reference = tf.clip_by_norm(last_mean, mechanism.clip_norm)
+
+    def one_client(inputs: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
+      held, size, in_batch, step_count, client = inputs
+      features, labels = self._examples(held[:size])
+      update = private_steps.client_update(
+        self._model,
+        features,
+        labels,
+        in_batch[:, :size],
+        step_count,
+        mechanism,
+        self._algorithm,
+        lambda step: self._client_normal(round_number, client, step),
+      )
+      sent = update.sent
+      norm = tf.norm(sent)
+      squared = tf.reduce_sum(tf.square(update.clipped - reference))
+      if mechanism.clips_updates:
+        (sent,), _, _ = mechanism_ops.clip([sent], mechanism.clip_norm)
+        squared = tf.square(tf.minimum(norm, mechanism.clip_norm))
+      usable = tf.math.is_finite(norm) & (norm > 0)
+      sent = tf.where(usable, sent, tf.zeros_like(sent))
+      padding = [[0, 0], [0, longest - size]]
+      moves = tf.pad(update.squared_moves, padding)
+      return sent, usable, norm, squared, moves
+
+    return self._map_clients(
+      one_client,
+      (indices, sizes, drawn, step_counts, clients),
+      tf.TensorSpec([mechanism.local_steps, None], tf.float32),
+    )
+
+  def _map_clients(
+    self,
+    one_client: Callable[..., Any],
+    inputs: tuple[tf.Tensor, ...],
+    *more: tf.TensorSpec,
+  ) -> tuple[tf.Tensor, ...]:
+    # Local steps change the weights, so there clients take turns.
     sequential = self._algorithm.name == 'fed_avg'
     return tf.map_fn(
       one_client,
-      (indices, sizes),
+      inputs,
       fn_output_signature=(
         tf.TensorSpec([self._size], tf.float32),
         tf.TensorSpec([], tf.bool),
         tf.TensorSpec([], tf.float32),
+        tf.TensorSpec([], tf.float32),
+        *more,
       ),
       parallel_iterations=1 if sequential else _PARALLEL_CLIENTS,
     )
+
+  def _examples(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    with tf.device('/CPU:0'):  # Where all examples are.
+      return tf.gather(self._features, indices), tf.gather(
+        self._labels, indices
+      )
+
+  def _client_normal(
+    self, round_number: tf.Tensor, client: tf.Tensor, step: tf.Tensor
+  ) -> tf.Tensor:
+    """A client's noise, from the system's entropy source if not seeded."""
+    if self._noise_seed is not None:
+      return mechanism_ops.client_normal(
+        self._size, self._noise_seed, round_number, client, step
+      )
+    noise = tf.numpy_function(
+      mechanism_ops.secure_normal, [self._size], tf.float32
+    )
+    return tf.ensure_shape(noise, [self._size])
 
   def _gradient(
     self, features: tf.Tensor, labels: tf.Tensor
@@ -335,7 +512,8 @@ class InProcessEngine(engine.Engine):
   def _deviations(
     self,
     clients: Sequence[int],
-    clip_norm: float,
+    round_number: int,
+    state: InProcessState,
     aggregate: np.ndarray,
     kept: Sequence[tf.Tensor],
   ) -> np.ndarray:
@@ -343,7 +521,8 @@ class InProcessEngine(engine.Engine):
     mean = tf.constant(aggregate)
     updates: Iterable[tf.Tensor] = kept
     if not kept:
-      updates = (c.updates for _, c in self._chunks(clients, clip_norm))
+      chunks = self._chunks(clients, round_number, state)
+      updates = (chunk.updates for _, chunk in chunks)
     parts = [self._deviation_graph(chunk, mean).numpy() for chunk in updates]
     return np.concatenate(parts)
 

@@ -169,6 +169,7 @@ def write(
   privacy: compute_bdp_privacy_lib.PrivacyReport,
   distances: Optional[np.ndarray],
   notes: Sequence[str] = (),
+  example_privacy: Optional[compute_bdp_privacy_lib.PrivacyReport] = None,
 ) -> pathlib.Path:
   """Writes the statement, the settings, the plots and the page of a run.
 
@@ -183,6 +184,8 @@ def write(
     distances: ‖Δ‖ of every round and sampled unit, in units of the clip norm,
       an array [rounds, units]; None if there are none to show.
     notes: Caveats, one sentence each, shown in a box at the top.
+    example_privacy: The same run accounted for at the level of examples, where
+      it protects both.
 
   Returns:
     The path of the page, `report.html`.
@@ -191,7 +194,9 @@ def write(
     ValueError: If `metrics.csv` or the distances are not of the right form.
   """
   directory = pathlib.Path(directory)
-  _replace(directory / 'statement.txt', f'{privacy.statement()}\n'.encode())
+  reports = [privacy, *([example_privacy] if example_privacy else [])]
+  statement = '\n\n'.join(part.statement() for part in reports)
+  _replace(directory / 'statement.txt', f'{statement}\n'.encode())
   settings_text = json.dumps(dict(settings), indent=2, default=_plain) + '\n'
   _replace(directory / 'settings.json', settings_text.encode())
   metrics = _read_metrics(directory / 'metrics.csv')
@@ -207,12 +212,12 @@ def write(
     _replace(directory / name, image)
   page = _page(
     title,
-    _summary(metrics, privacy),
-    _notes(notes, metrics, privacy),
-    _privacy_section(privacy),
+    *(_summary(metrics, part) for part in reports),
+    _notes(notes, metrics, reports),
+    *(_privacy_section(part) for part in reports),
     _plots_section(list(images.values()), metrics, distances, privacy),
     _element('h2', 'Privacy statement'),
-    _element('pre', privacy.statement()),
+    _element('pre', statement),
     _settings_section(settings),
     _metrics_section(metrics),
   )
@@ -627,11 +632,13 @@ def _described(row: Optional[comparison.Row], delta: str) -> tuple[str, str]:
 def _notes(
   notes: Sequence[str],
   metrics: Sequence[_MetricsRow],
-  privacy: compute_bdp_privacy_lib.PrivacyReport,
+  reports: Sequence[compute_bdp_privacy_lib.PrivacyReport],
 ) -> _Markup:
   """Returns the box of caveats: the caller's, and what the figures tell."""
   notes = list(notes)
-  if applicability.worst_verdict(privacy.findings) != 'ok':
+  privacy = reports[0]
+  findings = [finding for part in reports for finding in part.findings]
+  if applicability.worst_verdict(findings) != 'ok':
     notes.append(
       'Not all assumptions of BDP fit the data (see below): rely on the DP '
       'figures.'
@@ -671,7 +678,7 @@ def _privacy_section(
   headings = ('Method', 'Epsilon', 'Delta', 'Order', 'Attacker', 'Assumes')
   return _join(
     [
-      _element('h2', 'Differential and Bayesian differential privacy'),
+      _element('h2', f'Differential and Bayesian privacy of {privacy.unit}s'),
       _table(headings, rows, numeric=(1, 2, 3, 4)),
       _element(
         'p',

@@ -6,7 +6,7 @@ from tf_bdp import validation
 
 KINDS = ('poisson', 'fixed_size')
 # Tells the random streams of one seed apart.
-_PARTICIPANTS, _PANEL = 1, 2
+_PARTICIPANTS, _PANEL, _BATCHES, _PANEL_EXAMPLES = 1, 2, 3, 4
 
 
 def participants(
@@ -50,3 +50,38 @@ def panel(seed: int, client_count: int, size: int) -> np.ndarray:
     )
   generator = np.random.default_rng([seed, _PANEL])
   return np.sort(generator.choice(client_count, size, replace=False))
+
+
+def batches(
+  seed: int,
+  round_number: int,
+  client: int,
+  holding: int,
+  draw_probability: float,
+  steps: int,
+) -> np.ndarray:
+  """Draws the examples of a client's local steps, each by itself.
+
+  Args:
+    seed: Of the run.
+    round_number: Counts from 0.
+    client: The client's number.
+    holding: How many examples it has.
+    draw_probability: The chance of each example to be in a step's batch.
+    steps: How many steps.
+
+  Returns:
+    Whether an example is drawn, [steps, holding].
+  """
+  validation.check_probability('draw_probability', draw_probability)
+  generator = np.random.default_rng([seed, _BATCHES, round_number, client])
+  return generator.random((steps, holding)) < draw_probability
+
+
+def panel_examples(
+  seed: int, client: int, holding: int, size: int
+) -> np.ndarray:
+  """Returns which examples of a client are in its panel, [holding]."""
+  generator = np.random.default_rng([seed, _PANEL_EXAMPLES, client])
+  members = generator.choice(holding, min(size, holding), replace=False)
+  return np.isin(np.arange(holding), members)

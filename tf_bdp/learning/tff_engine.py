@@ -11,7 +11,14 @@ import tree
 
 from tf_bdp import aggregators
 from tf_bdp import mechanism as mechanism_lib
-from tf_bdp.learning import engine, federated_data, processes, tff_worker
+from tf_bdp.learning import (
+  cost_reports,
+  engine,
+  federated_data,
+  processes,
+  secure_aggregation,
+  tff_worker,
+)
 
 
 class TffState(NamedTuple):
@@ -30,10 +37,24 @@ class TffEngine(engine.Engine):
     mechanism: mechanism_lib.GaussianMechanism,
     algorithm: engine.Algorithm,
     noise_seed: Optional[int] = None,
+    reporting: Optional[Mapping[str, cost_reports.Reporting]] = None,
   ):
-    """Builds the process; arguments as for `InProcessEngine`."""
+    """Builds the process.
+
+    Args:
+      model_fn: As for `InProcessEngine`, like the others below.
+      data: The clients' data.
+      mechanism: What is released.
+      algorithm: FedSGD or FedAvg, and the server's optimiser.
+      noise_seed: For experiments only.
+      reporting: Of each unit; makes updates and costs reach the server by
+        secure sums alone, simulated by TFF's test runtime.
+    """
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
     tff_worker.reap_on_exit()
+    self._reporting = reporting
+    if reporting is not None:
+      secure_aggregation.set_simulation_context()
     self.mechanism = mechanism
     self._data = data
     self._algorithm = algorithm
@@ -54,7 +75,8 @@ class TffEngine(engine.Engine):
       mechanism,
       max_distances=max(1, data.client_count),
       noise_seed=noise_seed,
-      release_aggregate=True,
+      release_aggregate=reporting is None,
+      reporting=None if reporting is None else reporting['client'],
     )
     server = tff.learning.optimizers.build_sgdm(
       algorithm.learning_rate, algorithm.momentum or None
@@ -121,6 +143,8 @@ class TffEngine(engine.Engine):
     )
     measured = output.metrics['aggregator']
     count = int(measured['participants'])
+    if self._reporting is not None:
+      return self._reported(TffState(output.state), measured)
     result = engine.RoundOutput(
       state=TffState(output.state),
       participants=count,
@@ -147,6 +171,27 @@ class TffEngine(engine.Engine):
     return result._replace(
       panel_squared_measures=np.where(rows[:, 1] > 0, measures, 0.0),
       panel_taking_part=taking_part,
+    )
+
+  def _reported(
+    self, state: TffState, measured: Mapping[str, Any]
+  ) -> engine.RoundOutput:
+    """Returns a round of which the server learnt only sums."""
+    assert self._reporting is not None
+    count = int(measured['participants'])
+    costs = cost_reports.bound_of_client_costs(
+      measured['client_costs'],
+      self.mechanism.worst_case_squared_distance(count),
+      self.mechanism.participation_probability,
+      self._reporting['client'],
+    )
+    return engine.RoundOutput(
+      state=state,
+      participants=count,
+      failed_clients=int(measured['failed_clients']),
+      clip_norm=float(measured['clip_norm']),
+      squared_measures=np.zeros(0),
+      reported={'client': costs},
     )
 
   def _dataset(self, client: int) -> tf.data.Dataset:

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
 import dp_accounting
@@ -13,10 +13,9 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
-from tf_bdp import mechanism as mechanism_lib
-from tf_bdp import validation
+from tf_bdp import instance_mechanism, validation
 from tf_bdp.accounting import accountant as accountant_lib
-from tf_bdp.learning import checkpoint, sampling
+from tf_bdp.learning import checkpoint, cost_reports, sampling
 from tf_bdp.learning import engine as engine_lib
 
 METRICS_FILE = 'metrics.csv'
@@ -25,6 +24,8 @@ _COLUMNS = (
   *('round', 'participants', 'failed_clients', 'clip_norm', 'accuracy'),
   *('loss', 'dp_epsilon', 'bdp_epsilon', 'seconds'),
 )
+# Where both clients and examples are protected.
+_EXAMPLE_COLUMNS = ('example_dp_epsilon', 'example_bdp_epsilon')
 _Evaluate = Callable[[list[np.ndarray]], Mapping[str, float]]
 
 
@@ -36,12 +37,17 @@ class TrainingConfig:
     rounds: The most rounds.
     client_count: N.
     delta: δ.
+    example_delta: δ of examples where both clients and examples are protected;
+      by default the same.
     seed: Of sampling and of the panel.
     sampling: 'poisson' or 'fixed_size'.
     panel_size: How many clients are measured in every round; with 0 only the
       round's participants are, and composition is by Hölder's inequality.
-    estimator: The accountant's; see `BayesianAccountant`.
+    estimator: Of the clients' accountant; see `BayesianAccountant`.
+    example_estimator: Of the examples'.
     bdp_epsilon_budget: Training stops before the round that would exceed it.
+    example_bdp_epsilon_budget: The same for examples where both clients and
+      examples are protected.
     dp_epsilon_budget: The round in which it is spent is recorded, and training
       goes on: what DP alone would have had to be content with.
     evaluate_every: Rounds from one evaluation to the next.
@@ -55,8 +61,11 @@ class TrainingConfig:
   sampling: str = 'poisson'
   panel_size: int = 100
   estimator: str = 'betting'
+  example_estimator: str = 'bernstein'
   bdp_epsilon_budget: Optional[float] = None
   dp_epsilon_budget: Optional[float] = None
+  example_delta: Optional[float] = None
+  example_bdp_epsilon_budget: Optional[float] = None
   evaluate_every: int = 10
   checkpoint_every: int = 10
 
@@ -69,6 +78,8 @@ class TrainingConfig:
     ):
       validation.check_positive_integer(name, getattr(self, name))
     validation.check_delta('delta', self.delta)
+    if self.example_delta is not None:
+      validation.check_delta('example_delta', self.example_delta)
     validation.check_choice('sampling', self.sampling, sampling.KINDS)
     if self.panel_size:
       sampling.panel(self.seed, self.client_count, self.panel_size)
@@ -77,24 +88,75 @@ class TrainingConfig:
           'panel_size must be at least 3, or 0 for none. Found '
           f'{self.panel_size}.'
         )
-    for name in ('bdp_epsilon_budget', 'dp_epsilon_budget'):
+    for name in (
+      'bdp_epsilon_budget',
+      'dp_epsilon_budget',
+      'example_bdp_epsilon_budget',
+    ):
       if getattr(self, name) is not None:
         validation.check_positive(name, getattr(self, name))
 
-  def accountant(self) -> accountant_lib.BayesianAccountant:
-    """Returns a fresh accountant for such a run."""
-    if self.panel_size:
-      return accountant_lib.BayesianAccountant(estimator=self.estimator)
+  def accountants(
+    self, mechanism: engine_lib.Mechanism
+  ) -> dict[str, accountant_lib.BayesianAccountant]:
+    """Returns a fresh accountant for each unit that a mechanism protects."""
+    return {unit: self._accountant(mechanism, unit) for unit in mechanism.units}
+
+  def _accountant(
+    self, mechanism: engine_lib.Mechanism, unit: str
+  ) -> accountant_lib.BayesianAccountant:
+    panel, steps, estimator = self.panel_size, self.rounds, self.estimator
+    if unit == 'example':
+      panel, estimator = mechanism.panel_examples, self.example_estimator
+      steps = instance_mechanism.total_steps(
+        mechanism, self.rounds, self.client_count
+      )
+    if panel:
+      return accountant_lib.BayesianAccountant(estimator=estimator)
     return accountant_lib.BayesianAccountant(
-      'holder', estimator=self.estimator, total_rounds=self.rounds
+      'holder', estimator=estimator, total_rounds=steps
     )
+
+  def reporting(
+    self, mechanism: engine_lib.Mechanism
+  ) -> dict[str, cost_reports.Reporting]:
+    """Returns how each unit's costs are bounded where they are reported."""
+    result = {}
+    for unit, accountant in self.accountants(mechanism).items():
+      settings = accountant.settings
+      result[unit] = cost_reports.Reporting(
+        orders=tuple(settings['orders']),
+        estimator=settings['estimator'],
+        failure_probability=accountant.failure_probability(
+          self.delta_of(unit, mechanism)
+        ),
+        power=settings['total_rounds'],
+      )
+    return result
+
+  def delta_of(self, unit: str, mechanism: engine_lib.Mechanism) -> float:
+    """Returns δ of a unit."""
+    if unit == mechanism.units[0] or self.example_delta is None:
+      return self.delta
+    return self.example_delta
+
+  def budget_of(
+    self, unit: str, mechanism: engine_lib.Mechanism
+  ) -> Optional[float]:
+    """Returns the Bayesian ε at which to stop, if there is one."""
+    if unit == mechanism.units[0]:
+      return self.bdp_epsilon_budget
+    return self.example_bdp_epsilon_budget
 
 
 class Measured(NamedTuple):
-  """The clients measured in a round; see `GaussianMechanism.event`."""
+  """What was measured in a round, as the mechanism's `events` takes it."""
 
   squared_measures: np.ndarray
   taking_part: np.ndarray
+  examples: Optional[instance_mechanism.ExampleGroups] = None
+  # Of each unit, where the server learns costs and no distances.
+  reported: Optional[Mapping[str, np.ndarray]] = None
 
 
 @dataclasses.dataclass
@@ -104,9 +166,10 @@ class Progress:
   Attributes:
     round_number: How many rounds are done.
     state: The engine's.
-    accountant: With all those rounds.
+    accountants: With all those rounds, by what they protect: 'client',
+      'example' or both.
     rows: The metrics of every round.
-    measured: The clients measured in every round.
+    measured: What was measured in every round.
     dp_stop: Number and metrics of the last round within DP's budget, once it
       is spent.
     stopped: Why training ended before its last round, if it did.
@@ -114,7 +177,7 @@ class Progress:
 
   round_number: int
   state: Any
-  accountant: accountant_lib.BayesianAccountant
+  accountants: dict[str, accountant_lib.BayesianAccountant]
   rows: list[dict[str, Any]]
   measured: list[Measured]
   dp_stop: Optional[dict[str, Any]] = None
@@ -153,7 +216,9 @@ def train(
     raise ValueError(
       f'{directory} holds a run already. Resume it, or name another directory.'
     )
-  progress = Progress(0, engine.initial_state(), config.accountant(), [], [])
+  _check(engine.mechanism, config)
+  accountants = config.accountants(engine.mechanism)
+  progress = Progress(0, engine.initial_state(), accountants, [], [])
   if path.exists():
     progress = _restore(path, engine, config, settings)
   if not progress.stopped:
@@ -179,7 +244,11 @@ def _run(
   bar = tqdm.tqdm(
     total=config.rounds, initial=progress.round_number, unit='round'
   )
-  with bar, board.as_default(), _MetricsFile(directory, progress.rows) as table:
+  columns = _COLUMNS
+  if len(engine.mechanism.units) > 1:
+    columns += _EXAMPLE_COLUMNS
+  metrics = _MetricsFile(directory, columns, progress.rows)
+  with bar, board.as_default(), metrics as table:
     while progress.round_number < config.rounds:
       start = time.perf_counter()
       output = engine.run_round(
@@ -195,19 +264,17 @@ def _run(
           'learning rate.'
         )
       measured = _measured(output, bool(members))
-      event = engine.mechanism.event(
-        *measured, output.participants, output.clip_norm, bool(members)
+      events = _events(
+        engine.mechanism,
+        config,
+        measured,
+        output.participants,
+        output.clip_norm,
       )
-      budget = config.bdp_epsilon_budget
-      if budget is not None and progress.accountant.would_exceed(
-        event, budget, config.delta
-      ):
-        # The round's result is dropped unseen: nothing of it is released.
-        progress.stopped = (
-          f'the next round would exceed the budget of epsilon = {budget:g}'
-        )
-        break
-      row = _row(engine, config, evaluate, progress, output, event)
+      progress.stopped = _exceeded(engine.mechanism, config, progress, events)
+      if progress.stopped:
+        break  # The round's result is dropped unseen: nothing is released.
+      row = _row(engine, config, evaluate, progress, output, events)
       row['seconds'] = round(time.perf_counter() - start, 4)
       progress.state = output.state
       progress.round_number += 1
@@ -235,14 +302,77 @@ def _participants(
   ).tolist()
 
 
+def _check(mechanism: engine_lib.Mechanism, config: TrainingConfig) -> None:
+  """Raises ValueError for settings that do not fit each other."""
+  if len(mechanism.units) == 1 and (
+    config.example_delta or config.example_bdp_epsilon_budget
+  ):
+    raise ValueError(
+      'example_delta and example_bdp_epsilon_budget are for levels that '
+      'protect clients as well. Use delta and bdp_epsilon_budget.'
+    )
+  panel_examples = getattr(mechanism, 'panel_examples', 0)
+  if panel_examples and not config.panel_size:
+    raise ValueError(
+      'A panel of examples needs a panel of clients. Found panel_size = 0 '
+      f'with panel_examples = {panel_examples}.'
+    )
+
+
 def _measured(output: engine_lib.RoundOutput, panel: bool) -> Measured:
-  if panel:
+  if panel and output.panel_squared_measures is not None:
     return Measured(
       np.asarray(output.panel_squared_measures),
       np.asarray(output.panel_taking_part),
+      output.examples,
     )
   squared = output.squared_measures
-  return Measured(squared, np.ones(squared.shape, bool))
+  return Measured(
+    squared, np.ones(squared.shape, bool), output.examples, output.reported
+  )
+
+
+def _events(
+  mechanism: engine_lib.Mechanism,
+  config: TrainingConfig,
+  measured: Measured,
+  participants: int,
+  clip_norm: float,
+) -> dict[str, dp_accounting.DpEvent]:
+  """Returns a round's event for each unit."""
+  if measured.reported is None:
+    return mechanism.events(
+      *measured[:3], participants, clip_norm, bool(config.panel_size)
+    )
+  reporting = config.reporting(mechanism)
+  return {
+    unit: mechanism.reported_event(
+      unit,
+      measured.reported[unit],
+      reporting[unit].failure_probability,
+      participants,
+    )
+    for unit in mechanism.units
+  }
+
+
+def _exceeded(
+  mechanism: engine_lib.Mechanism,
+  config: TrainingConfig,
+  progress: Progress,
+  events: Mapping[str, dp_accounting.DpEvent],
+) -> str:
+  """Says which budget a round would exceed, if any."""
+  for unit, event in events.items():
+    budget = config.budget_of(unit, mechanism)
+    delta = config.delta_of(unit, mechanism)
+    accountant = progress.accountants[unit]
+    if budget is not None and accountant.would_exceed(event, budget, delta):
+      whose = f" {unit}s'" if len(events) > 1 else ''
+      return (
+        f'the next round would exceed the{whose} budget of epsilon = {budget:g}'
+      )
+  return ''
 
 
 def _row(
@@ -251,26 +381,29 @@ def _row(
   evaluate: _Evaluate,
   progress: Progress,
   output: engine_lib.RoundOutput,
-  event: dp_accounting.DpEvent,
+  events: Mapping[str, dp_accounting.DpEvent],
 ) -> dict[str, Any]:
   """Accounts for a round and returns its metrics."""
-  progress.accountant.compose(event)
-  dp_epsilon = progress.accountant.get_worst_case_epsilon(config.delta)
   number = progress.round_number + 1
-  row = {
+  row: dict[str, Any] = {
     'round': number,
     'participants': output.participants,
     'failed_clients': output.failed_clients,
     'clip_norm': output.clip_norm,
     'accuracy': '',
     'loss': '',
-    'dp_epsilon': dp_epsilon,
-    'bdp_epsilon': progress.accountant.get_epsilon(config.delta),
   }
+  for unit, event in events.items():
+    accountant = progress.accountants[unit].compose(event)
+    delta = config.delta_of(unit, engine.mechanism)
+    prefix = '' if unit == engine.mechanism.units[0] else f'{unit}_'
+    row[f'{prefix}dp_epsilon'] = accountant.get_worst_case_epsilon(delta)
+    row[f'{prefix}bdp_epsilon'] = accountant.get_epsilon(delta)
   if number == config.rounds or number % config.evaluate_every == 0:
     row.update(evaluate(engine.model_weights(output.state)))
   budget = config.dp_epsilon_budget
-  if budget is not None and progress.dp_stop is None and dp_epsilon > budget:
+  spent = budget is not None and row['dp_epsilon'] > budget
+  if spent and progress.dp_stop is None:
     before = evaluate(engine.model_weights(progress.state))
     progress.dp_stop = {'round': progress.round_number, **before}
   return row
@@ -288,14 +421,20 @@ def _show(bar: tqdm.tqdm, row: Mapping[str, Any]) -> None:
 class _MetricsFile:
   """metrics.csv, written anew with the known rows and then row by row."""
 
-  def __init__(self, directory: pathlib.Path, rows: list[dict[str, Any]]):
+  def __init__(
+    self,
+    directory: pathlib.Path,
+    columns: Sequence[str],
+    rows: list[dict[str, Any]],
+  ):
     self._path = directory / METRICS_FILE
+    self._columns = columns
     self._rows = rows
 
   def __enter__(self) -> '_MetricsFile':
     temporary = self._path.with_name(METRICS_FILE + '.part')
     with open(temporary, 'w', newline='', encoding='utf-8') as file:
-      writer = csv.DictWriter(file, _COLUMNS)
+      writer = csv.DictWriter(file, self._columns)
       writer.writeheader()
       writer.writerows(self._rows)
     os.replace(temporary, self._path)
@@ -303,7 +442,7 @@ class _MetricsFile:
     return self
 
   def append(self, row: Mapping[str, Any]) -> None:
-    csv.DictWriter(self._file, _COLUMNS).writerow(row)
+    csv.DictWriter(self._file, self._columns).writerow(row)
     self._file.flush()
 
   def __exit__(self, *exception: object) -> None:
@@ -320,19 +459,14 @@ def _save(
     f'engine_{name}': array
     for name, array in engine.to_arrays(progress.state).items()
   }
-  squared, taking_part = (
-    np.concatenate([np.zeros(0), *parts])
-    for parts in (zip(*progress.measured) if progress.measured else ([], []))
-  )
-  arrays['squared_measures'] = squared
-  arrays['taking_part'] = taking_part.astype(bool)
-  arrays['measured_sizes'] = np.array(
-    [part.squared_measures.size for part in progress.measured], np.int64
-  )
+  arrays.update(_measured_to_arrays(progress.measured))
   contents = {
     'settings': dict(settings),
     'round_number': progress.round_number,
-    'accountant': progress.accountant.state_dict(),
+    'accountants': {
+      unit: accountant.state_dict()
+      for unit, accountant in progress.accountants.items()
+    },
     'rows': progress.rows,
     'dp_stop': progress.dp_stop,
     'stopped': progress.stopped,
@@ -348,8 +482,9 @@ def _restore(
 ) -> Progress:
   arrays, contents = checkpoint.load(path)
   checkpoint.check_settings(contents['settings'], settings)
-  accountant = config.accountant()
-  accountant.load_state_dict(contents['accountant'])
+  accountants = config.accountants(engine.mechanism)
+  for unit, accountant in accountants.items():
+    accountant.load_state_dict(contents['accountants'][unit])
   state = {
     name.removeprefix('engine_'): array
     for name, array in arrays.items()
@@ -358,7 +493,7 @@ def _restore(
   return Progress(
     round_number=contents['round_number'],
     state=engine.from_arrays(state),
-    accountant=accountant,
+    accountants=accountants,
     rows=contents['rows'],
     measured=_measured_from_arrays(arrays),
     dp_stop=contents['dp_stop'],
@@ -366,24 +501,71 @@ def _restore(
   )
 
 
+def _measured_to_arrays(measured: Sequence[Measured]) -> dict[str, np.ndarray]:
+  """Returns what was measured in all rounds, each part in a row."""
+  arrays = {
+    'squared_measures': [part.squared_measures for part in measured],
+    'taking_part': [part.taking_part for part in measured],
+  }
+  examples = [part.examples for part in measured if part.examples is not None]
+  for name in instance_mechanism.ExampleGroups._fields if examples else ():
+    arrays[f'examples_{name}'] = [getattr(part, name) for part in examples]
+  reported = [part.reported for part in measured if part.reported is not None]
+  for unit in reported[0] if reported else ():
+    arrays[f'reported_{unit}'] = [[part[unit]] for part in reported]
+  result = {
+    name: np.concatenate(parts) for name, parts in arrays.items() if parts
+  }
+  for name in ('squared_measures', 'examples_clients'):
+    sizes = [len(part) for part in arrays.get(name, ())]
+    result[f'{name}_sizes'] = np.array(sizes, np.int64)
+  return result
+
+
 def _measured_from_arrays(arrays: Mapping[str, np.ndarray]) -> list[Measured]:
-  ends = np.cumsum(arrays['measured_sizes'])[:-1]
-  if not arrays['measured_sizes'].size:
+  sizes = arrays['squared_measures_sizes']
+  if not sizes.size:
     return []
-  return [
-    Measured(squared, taking_part)
-    for squared, taking_part in zip(
-      np.split(arrays['squared_measures'], ends),
-      np.split(arrays['taking_part'], ends),
+  squared, taking_part = (
+    _split(arrays[name], sizes) for name in ('squared_measures', 'taking_part')
+  )
+  reported = {
+    name.removeprefix('reported_'): array
+    for name, array in arrays.items()
+    if name.startswith('reported_')
+  }
+  if reported:
+    return [
+      Measured(*parts, None, {u: array[i] for u, array in reported.items()})
+      for i, parts in enumerate(zip(squared, taking_part))
+    ]
+  rounds = arrays['examples_clients_sizes']
+  if not rounds.size:
+    return [Measured(*parts) for parts in zip(squared, taking_part)]
+  group_sizes = _split(arrays['examples_sizes'], rounds)
+  units = np.array([np.sum(part) for part in group_sizes], np.int64)
+  fields = [
+    _split(
+      arrays[f'examples_{name}'], units if name == 'squared_moves' else rounds
     )
+    for name in instance_mechanism.ExampleGroups._fields
   ]
+  examples = [
+    instance_mechanism.ExampleGroups(*parts) for parts in zip(*fields)
+  ]
+  return [Measured(*parts) for parts in zip(squared, taking_part, examples)]
+
+
+def _split(array: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
+  return np.split(array, np.cumsum(sizes)[:-1])
 
 
 def events_of(
-  mechanism: mechanism_lib.GaussianMechanism, progress: Progress, panel: bool
-) -> list[dp_accounting.DpEvent]:
-  """Returns what the accountant was told, one event a round."""
-  return [
-    mechanism.event(*measured, row['participants'], row['clip_norm'], panel)
+  mechanism: engine_lib.Mechanism, config: TrainingConfig, progress: Progress
+) -> dict[str, list[dp_accounting.DpEvent]]:
+  """Returns what each unit's accountant was told, one event a round."""
+  rounds = [
+    _events(mechanism, config, measured, row['participants'], row['clip_norm'])
     for measured, row in zip(progress.measured, progress.rows)
   ]
+  return {unit: [events[unit] for events in rounds] for unit in mechanism.units}

@@ -1,0 +1,144 @@
+"""Which examples clients draw at instance level, and which are measured."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tf_bdp import instance_mechanism
+from tf_bdp.learning import engine, federated_data, sampling
+
+
+class Draw(NamedTuple):
+  """A client's part in a round.
+
+  Attributes:
+    indices: Its examples that are drawn or measured.
+    drawn: Whether each is in the batch of each step, [steps, examples].
+    measured: Whether each is measured in each step, [steps, examples].
+    step_count: How many of the steps the client takes.
+  """
+
+  indices: np.ndarray
+  drawn: np.ndarray
+  measured: np.ndarray
+  step_count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleBatches:
+  """Draws batches, the same for the same seed, round and client.
+
+  Attributes:
+    data: The clients' data.
+    mechanism: Whose batches they are.
+    algorithm: FedSGD, with one step a round, or FedAvg.
+    seed: Of the run. Amplification by sampling holds against those who do not
+      know it.
+  """
+
+  data: federated_data.FederatedData
+  mechanism: instance_mechanism.InstanceMechanism
+  algorithm: engine.Algorithm
+  seed: int
+
+  def __post_init__(self) -> None:
+    holdings = [self._holding(c) for c in range(self.data.client_count)]
+    instance_mechanism.check_holdings(self.mechanism, holdings)
+    steps = self.algorithm.local_steps(max(holdings), self.mechanism.batch_size)
+    if self.mechanism.local_steps != steps:
+      raise ValueError(
+        f'{self.algorithm.name} takes up to {steps} local steps with these '
+        f'data. Found local_steps = {self.mechanism.local_steps}.'
+      )
+
+  def _holding(self, client: int) -> int:
+    return len(self.data.indices(client))
+
+  def clients(
+    self, participants: Sequence[int], panel: Sequence[int]
+  ) -> list[int]:
+    """Returns whose updates to compute: the participants, then the others."""
+    mechanism = self.mechanism
+    if not (mechanism.averages_noise or 'client' in mechanism.units):
+      return list(participants)  # Nothing is released of others.
+    taking_part = set(participants)
+    return [*participants, *(c for c in panel if c not in taking_part)]
+
+  def draw(self, round_number: int, client: int) -> Draw:
+    """Draws a client's batches."""
+    mechanism, holding = self.mechanism, self._holding(client)
+    drawn = sampling.batches(
+      self.seed,
+      round_number,
+      client,
+      holding,
+      mechanism.draw_probability(holding),
+      mechanism.local_steps,
+    )
+    measured = drawn
+    if mechanism.panel_examples:
+      members = sampling.panel_examples(
+        self.seed, client, holding, mechanism.panel_examples
+      )
+      measured = np.broadcast_to(members, drawn.shape)
+    used = np.any(drawn | measured, axis=0)
+    return Draw(
+      np.asarray(self.data.indices(client))[used],
+      drawn[:, used],
+      measured[:, used],
+      self.algorithm.local_steps(holding, mechanism.batch_size),
+    )
+
+  def groups(
+    self,
+    draws: Mapping[int, Draw],
+    squared_moves: Mapping[int, np.ndarray],
+    participants: Sequence[int],
+    panel: Sequence[int],
+  ) -> instance_mechanism.ExampleGroups:
+    """Returns the measured examples in groups.
+
+    Args:
+      draws: Of every client whose update was computed.
+      squared_moves: Theirs, [steps, examples], padded; none of a client whose
+        update cannot be used, to whom the worst case is ascribed.
+      participants: The clients that take part.
+      panel: The clients that are measured, taking part or not.
+    """
+    mechanism = self.mechanism
+    members = list(draws) if mechanism.averages_noise else list(participants)
+    if mechanism.panel_examples:
+      members = list(panel)
+    taking_part = set(participants)
+    worst = mechanism.worst_case_move**2
+    groups: list[tuple[int, int, int, np.ndarray]] = []
+    for client in members:
+      holding = self._holding(client)
+      if not holding:
+        continue
+      released = mechanism.averages_noise or client in taking_part
+      for step in range(mechanism.local_steps):
+        if not released or (
+          client in draws and step >= draws[client].step_count
+        ):
+          if not mechanism.panel_examples:
+            continue
+          moves = np.zeros(min(mechanism.panel_examples, holding))
+        else:
+          measured = draws[client].measured[step]
+          moves = np.full(np.count_nonzero(measured), worst)
+          if client in squared_moves:
+            moves = squared_moves[client][step, : measured.size][measured]
+        groups.append((client, step, holding, moves))
+    if not groups:
+      return instance_mechanism.ExampleGroups.empty()
+    clients, steps, holdings, moves = zip(*groups)
+    return instance_mechanism.ExampleGroups(
+      np.array(clients, np.int64),
+      np.array(steps, np.int64),
+      np.array(holdings, np.int64),
+      np.array([part.size for part in moves], np.int64),
+      np.concatenate(moves).astype(np.float32),
+    )

@@ -1,0 +1,222 @@
+"""Rounds on TFF's C++ runtime that protect examples."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Optional
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tf_bdp import instance_mechanism
+from tf_bdp.learning import (
+  cost_reports,
+  engine,
+  example_batches,
+  federated_data,
+  instance_processes,
+  secure_aggregation,
+  tff_engine,
+  tff_worker,
+)
+
+
+class TffInstanceEngine(tff_engine.TffEngine):
+  """The round as a TFF learning process, at every level but the client's."""
+
+  mechanism: instance_mechanism.InstanceMechanism
+
+  def __init__(
+    self,
+    model_fn: Callable[[], tf.keras.Model],
+    data: federated_data.FederatedData,
+    mechanism: instance_mechanism.InstanceMechanism,
+    algorithm: engine.Algorithm,
+    noise_seed: Optional[int] = None,
+    seed: int = 0,
+    reporting: Optional[Mapping[str, cost_reports.Reporting]] = None,
+  ):
+    """Builds the process.
+
+    Args:
+      model_fn: As for `InProcessEngine`, like the others below.
+      data: The clients' data.
+      mechanism: What is released.
+      algorithm: FedSGD or FedAvg, and the server's optimiser.
+      noise_seed: For experiments only.
+      seed: Of the batches that clients draw.
+      reporting: As for `TffEngine`.
+    """
+    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+    tff_worker.reap_on_exit()
+    self._reporting = reporting
+    if reporting is not None:
+      secure_aggregation.set_simulation_context()
+    if mechanism.reference_is_last_mean:
+      raise ValueError(
+        "TFF's clients are not sent the last mean. Leave out "
+        'reference_is_last_mean, or use the other engine.'
+      )
+    self.mechanism = mechanism
+    self._noise_is_seeded = noise_seed is not None
+    self._batches = example_batches.ExampleBatches(
+      data, mechanism, algorithm, seed
+    )
+    model = model_fn()
+    engine.check_model(model)
+    self._initial_weights = [v.numpy() for v in model.trainable_variables]
+    longest = max(len(data.indices(c)) for c in range(data.client_count))
+    self._measurement = instance_processes.MovesByExample(
+      longest, mechanism.local_steps
+    )
+    self._reports = None
+    if reporting is not None:
+      self._reports = cost_reports.ReportedCosts(
+        mechanism,
+        longest,
+        reporting['example'],
+        reporting.get('client', reporting['example']),
+      )
+    spec = instance_processes.part_spec(
+      tf.TensorSpec(data.features.shape[1:], data.features.dtype),
+      tf.TensorSpec([], data.labels.dtype),
+      mechanism.local_steps,
+    )
+    parts = (
+      *(model_fn, spec, mechanism, algorithm),
+      *(self._reports or self._measurement, noise_seed),
+    )
+    client_work = instance_processes.build_client_work(*parts)
+    aggregator = self._build_aggregator(algorithm, noise_seed)
+    self._process = instance_processes.build_process(
+      model_fn,
+      client_work,
+      aggregator,
+      tff.learning.optimizers.build_sgdm(
+        algorithm.learning_rate, algorithm.momentum or None
+      ),
+    )
+    if reporting is None:
+      self._measure_panel = instance_processes.build_panel_measurement(*parts)
+    # Keras binds its classes to the kind of graph in which a model was made
+    # last, and TFF makes models in old ones: bind them back for this process.
+    model_fn()
+
+  def _build_aggregator(
+    self, algorithm: engine.Algorithm, noise_seed: Optional[int]
+  ) -> tff.aggregators.UnweightedAggregationFactory:
+    mechanism, options = self.mechanism, {}
+    if mechanism.level == 'split':
+      options = {
+        'max_distances': self._batches.data.client_count,
+        'release_aggregate': self._reporting is None,
+        'reporting': self._reporting and self._reporting['client'],
+      }
+    elif self._reporting is not None:
+      # Noise beyond eight deviations is cut off, after it was added.
+      step = mechanism.clip_norm * (
+        1.0 + 8.0 * mechanism.client_noise_per_clip_norm
+      )
+      if algorithm.name == 'fed_avg':
+        step *= algorithm.client_learning_rate * mechanism.local_steps
+      options = {'sum_factory': secure_aggregation.SecureUpdateSumFactory(step)}
+    return instance_processes.build_aggregator(mechanism, noise_seed, **options)
+
+  def run_round(
+    self,
+    state: tff_engine.TffState,
+    round_number: int,
+    participants: Sequence[int],
+    panel: Sequence[int],
+  ) -> engine.RoundOutput:
+    """Runs one round, then measures the panel."""
+    if panel and self.mechanism.level == 'split' and not self._noise_is_seeded:
+      raise ValueError(
+        'In split privacy a panel is measured by its noisy updates, which TFF '
+        'cannot compute a second time. Use panel_size = 0 or the other engine.'
+      )
+    before = self._process.get_model_weights(state.process)
+    output = self._process.next(
+      state.process, [self._dataset_of(round_number, c) for c in participants]
+    )
+    if self._reports is not None:
+      return self._reported(tff_engine.TffState(output.state), output.metrics)
+    metrics = output.metrics['aggregator']
+    count = int(metrics['participants'])
+    answers = self._measurement.read(output.metrics['client_work'])
+    clients = self._batches.clients(participants, panel)
+    measures = np.array([answers[c].squared_norm for c in participants])
+    usable = np.array([answers[c].usable for c in participants], bool)
+    if self.mechanism.level == 'split':
+      measures = np.asarray(metrics['squared_measures'])
+      usable = np.ones(measures.shape, bool)
+    panel_measures = None
+    # In 'split' all of the panel are compared with the aggregate.
+    absent = clients[len(participants) :]
+    if self.mechanism.level == 'split':
+      absent = list(panel)
+    if absent:
+      answers_of_absent, compared = self._measure_panel(
+        {
+          'weights': before,
+          'round_number': round_number,
+          'aggregate': metrics.get('aggregate', before.trainable),
+        },
+        [self._dataset_of(round_number, client) for client in absent],
+      )
+      answers = {**self._measurement.read(answers_of_absent), **answers}
+    if panel and 'client' in self.mechanism.units:
+      taking_part = np.isin(panel, participants)
+      taking_part &= np.array([answers[c].usable for c in panel])
+      panel_measures = np.array([answers[c].squared_norm for c in panel])
+      if self.mechanism.level == 'split':
+        rows = {int(row[0]): row for row in np.asarray(compared)}
+        compared = np.array([rows[client] for client in panel])
+        # Alone, a client is compared with nothing.
+        alone = taking_part & (count == 1)
+        panel_measures = np.where(alone, compared[:, 1], compared[:, 2])
+      usable_members = np.array([answers[c].usable for c in panel])
+      panel_measures = np.where(usable_members, panel_measures, 0.0)
+    draws = {c: self._batches.draw(round_number, c) for c in clients}
+    return engine.RoundOutput(
+      state=tff_engine.TffState(output.state),
+      participants=count,
+      failed_clients=int(metrics['failed_clients']),
+      clip_norm=self.mechanism.clip_norm,
+      squared_measures=measures[usable],
+      panel_squared_measures=panel_measures,
+      panel_taking_part=None if panel_measures is None else taking_part,
+      examples=self._batches.groups(
+        draws,
+        {c: answers[c].squared_moves for c in draws if answers[c].usable},
+        participants,
+        panel,
+      ),
+    )
+
+  def _reported(
+    self, state: tff_engine.TffState, metrics: Mapping[str, Any]
+  ) -> engine.RoundOutput:
+    """Returns a round of which the server learnt only sums and maxima."""
+    assert self._reports is not None and self._reporting is not None
+    reported = self._reports.read(metrics['client_work'])
+    counts = metrics['aggregator']
+    count = int(counts['participants'])
+    if self.mechanism.level == 'split':
+      reported['client'] = cost_reports.bound_of_client_costs(
+        counts['client_costs'],
+        self.mechanism.worst_case_client_squared_distance(count),
+        self.mechanism.participation_probability,
+        self._reporting['client'],
+      )
+    return engine.RoundOutput(
+      state=state,
+      participants=count,
+      failed_clients=int(counts['failed_clients']),
+      clip_norm=self.mechanism.clip_norm,
+      squared_measures=np.zeros(0),
+      reported=reported,
+    )
+
+  def _dataset_of(self, round_number: int, client: int) -> tf.data.Dataset:
+    return instance_processes.part_dataset(self._batches, round_number, client)
