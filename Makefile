@@ -15,6 +15,7 @@ test: $(INSTALLED)  ## All tests; pass pytest's options with ARGS="-k panel".
 
 bench: $(INSTALLED)  ## Speed, as ratios to named alternatives.
 	$(BIN)/python -m benchmarks.accounting
+	$(BIN)/python -m benchmarks.example_gradients
 	$(BIN)/python -m benchmarks.rounds $(ARGS)
 
 lint: $(INSTALLED)

@@ -23,7 +23,7 @@ _EACH = flags.DEFINE_bool(
 )
 _MODELS = {
   'mnist_cnn': lambda: models.mnist_cnn(0),
-  'larger CNN': rounds._large_model,
+  'larger CNN': rounds.large_model,
 }
 _BATCHES = (('mnist_cnn', 32), ('mnist_cnn', 600), ('larger CNN', 64))
 _REPEATS = 30
@@ -59,6 +59,12 @@ def _with_examples(
   return gradient
 
 
+def _run(
+  function: Callable[..., Any], batch: tuple[tf.Tensor, tf.Tensor]
+) -> Callable[[], object]:
+  return lambda: [part.numpy() for part in tf.nest.flatten(function(*batch))]
+
+
 def _compare(name: str, size: int) -> None:
   model = _MODELS[name]()
   batch = _batch(size)
@@ -73,12 +79,7 @@ def _compare(name: str, size: int) -> None:
       model, example_gradients._OneByOne
     )
   seconds = timing.fastest_in_turn(
-    {
-      key: lambda f=function: [
-        part.numpy() for part in tf.nest.flatten(f(*batch))
-      ]
-      for key, function in functions.items()
-    },
+    {key: _run(function, batch) for key, function in functions.items()},
     _REPEATS,
   )
   bare = seconds["the batch's gradient alone"]

@@ -19,6 +19,7 @@ from absl import app, flags
 
 from benchmarks import timing
 from experiments import models
+from tf_bdp import instance_mechanism
 from tf_bdp import mechanism as mechanism_lib
 from tf_bdp.accounting import BayesianAccountant
 from tf_bdp.learning import (
@@ -84,6 +85,40 @@ def _private_round(
   )
 
 
+def _instance_round(
+  data: federated_data.FederatedData, clipping: str
+) -> Callable[[], object]:
+  """A round with the distances of all examples, accounted for."""
+  mechanism = instance_mechanism.InstanceMechanism(
+    'instance_parallel',
+    noise_multiplier=1.0,
+    clip_norm=1.0,
+    batch_size=_EXAMPLES,  # All of a client's.
+    participation_probability=1.0,
+    expected_clients=_CLIENTS,
+    total_examples=_CLIENTS * _EXAMPLES,
+    clipping=clipping,
+  )
+  engine = inprocess_engine.InProcessEngine(
+    lambda: models.mnist_cnn(0),
+    data,
+    mechanism,
+    engine_lib.Algorithm(learning_rate=0.1),
+  )
+  state, everybody = engine.initial_state(), list(range(_CLIENTS))
+
+  def run() -> float:
+    output = engine.run_round(state, 0, everybody, [])
+    assert output.examples is not None
+    event = mechanism.example_event(output.examples, output.participants)
+    accountant = BayesianAccountant(
+      'holder', estimator='bernstein', total_rounds=100
+    )
+    return accountant.compose(event).get_epsilon(1e-3)
+
+  return run
+
+
 def _bare_gradient(data: federated_data.FederatedData) -> Callable[[], object]:
   model = models.mnist_cnn(0)
   held = np.ravel(data.holdings(range(_CLIENTS)).indices)
@@ -134,6 +169,8 @@ def _compare() -> None:
     'bare gradient, one batch': _bare_gradient(data),
     'private round, mean': _private_round(_engine(data, 'mean')),
     'private round, sum': _private_round(_engine(data, 'sum')),
+    'instance level, by batch': _instance_round(data, 'batch'),
+    'instance level, by example': _instance_round(data, 'example'),
   }
   if _TFF.value:
     rounds['TFF, gaussian_fixed'] = _tff_round(data)
@@ -165,9 +202,11 @@ def _where_time_goes() -> None:
     'whole round': lambda: engine.run_round(state, 0, everybody, everybody),
     'gradients and clipping': lambda: engine._chunk_graph(*held, limit),
     'distances from the mean': lambda: engine._deviations(
-      everybody, 1.0, aggregate, [updates]
+      everybody, 0, state, aggregate, [updates]
     ),
-    'noise and step': lambda: engine._next_state(state, 0, aggregate, 0.0),
+    'noise and step': lambda: engine._next_state(
+      state, 0, aggregate, 0.0, _CLIENTS
+    ),
     'accounting, with epsilon': lambda: _account(engine, output),
   }
   print('\nWhere the time of a round goes (seconds):')
@@ -187,7 +226,8 @@ def _many_clients() -> None:
     print(f'  N = {clients:>6}{seconds / 100:10.5f} s{peak:8.2f} GiB peak')
 
 
-def _large_model() -> tf.keras.Model:
+def large_model() -> tf.keras.Model:
+  """A CNN as that of TensorFlow's old tutorial: 1,663,370 weights."""
   tf.keras.utils.set_random_seed(0)
   layers = tf.keras.layers
   return tf.keras.Sequential(
@@ -206,7 +246,7 @@ def _large_model() -> tf.keras.Model:
 
 def _memory() -> None:
   data = _data(_CLIENTS, 10)
-  engine = _engine(data, 'mean', _large_model)
+  engine = _engine(data, 'mean', large_model)
   state, everybody = engine.initial_state(), list(range(_CLIENTS))
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   start = time.perf_counter()

@@ -1,5 +1,6 @@
 """The report of a training run: statement, files, page, and a summary."""
 
+import csv
 import pathlib
 from collections.abc import Mapping
 from typing import Any, Optional
@@ -7,23 +8,22 @@ from typing import Any, Optional
 import dp_accounting
 import numpy as np
 
+from experiments import run
 from tf_bdp import instance_mechanism
 from tf_bdp.accounting import comparison, events, ledger, recorded_distances
 from tf_bdp.analysis import compute_bdp_privacy_lib
 from tf_bdp.learning import engine, report, training
 
 DISTANCES_FILE = 'distances.npz'
+LOCAL_EPSILONS_FILE = 'local_epsilons.csv'
 _QUANTILES = 100
 
 
 def write(
-  directory: pathlib.Path,
-  mechanism: engine.Mechanism,
-  config: training.TrainingConfig,
-  settings: Mapping[str, Any],
-  progress: training.Progress,
+  directory: pathlib.Path, settings: Mapping[str, Any], outcome: run.Outcome
 ) -> str:
   """Writes the report and returns what to print."""
+  mechanism, config, progress = outcome
   lines = [_outcome(progress)]
   if not mechanism.noise_multiplier:
     lines.append('Trained without noise: there is no privacy to report.')
@@ -44,6 +44,9 @@ def write(
       True,
       _worst_distances('client', mechanism, progress),
     )
+  counts_locally = getattr(mechanism, 'accounting', '') == 'parallel'
+  if counts_locally and not settings['secure_aggregation']:
+    _write_local_epsilons(directory / LOCAL_EPSILONS_FILE, outcome)
   first, *others = (privacy[unit] for unit in mechanism.units)
   page = report.write(
     directory,
@@ -57,6 +60,15 @@ def write(
   for unit, part in privacy.items():
     lines.append(f'Privacy of {unit}s:\n{comparison.format_table(part.rows)}')
   return '\n\n'.join([*lines, f'Report: {page}'])
+
+
+def _write_local_epsilons(path: pathlib.Path, outcome: run.Outcome) -> None:
+  """Writes the bound that each client keeps for its own examples."""
+  local = training.local_epsilons(*outcome)
+  with open(path, 'w', newline='', encoding='utf-8') as file:
+    writer = csv.writer(file)
+    writer.writerow(('client', 'dp_epsilon', 'bdp_epsilon'))
+    writer.writerows((client, *pair) for client, pair in local.items())
 
 
 def _privacy(

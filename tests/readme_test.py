@@ -1,15 +1,16 @@
-"""The README's examples, executed as they stand there."""
+"""The examples of README and docs, executed as they stand there."""
 
 import pathlib
 import re
 
 import numpy as np
 
-_README = pathlib.Path(__file__).parents[1] / 'README.md'
+_ROOT = pathlib.Path(__file__).parents[1]
 
 
-def _block(containing):
-  blocks = re.findall(r'```python\n(.*?)```', _README.read_text(), re.S)
+def _block(containing, file='README.md'):
+  text = (_ROOT / file).read_text()
+  blocks = re.findall(r'```python\n(.*?)```', text, re.S)
   (block,) = (block for block in blocks if containing in block)
   return block
 
@@ -46,6 +47,31 @@ def test_the_example_of_a_tff_pipeline_runs():
     'rounds': [[client() for _ in range(n)] for n in (4, 5, 2)],
   }
   exec(_block('ClientPrivacyFactory'), names)
+  assert 0 < names['epsilon'] < np.inf
+  # Keras binds its classes to the kind of graph a model was made in last.
+  tf.keras.Sequential([tf.keras.layers.Dense(1)])
+
+
+def test_the_example_of_a_process_at_instance_level_runs():
+  import tensorflow as tf
+
+  from tf_bdp import learning
+
+  generator = np.random.default_rng(0)
+  features = generator.normal(size=(120, 3)).astype(np.float32)
+  labels = generator.integers(0, 2, 120)
+  data = learning.FederatedData(features, labels, np.split(np.arange(120), 4))
+
+  def model_fn():
+    layers = [tf.keras.layers.Input((3,)), tf.keras.layers.Dense(2)]
+    return tf.keras.Sequential(layers)
+
+  names = {
+    'data': data,
+    'model_fn': model_fn,
+    'rounds': [[0, 1, 2], [3], [1, 2]],
+  }
+  exec(_block('build_private_process', 'docs/training.md'), names)
   assert 0 < names['epsilon'] < np.inf
   # Keras binds its classes to the kind of graph a model was made in last.
   tf.keras.Sequential([tf.keras.layers.Dense(1)])

@@ -311,6 +311,30 @@ class InstanceMechanism:
       ]
     return parts[0] if len(parts) == 1 else dp_accounting.ComposedDpEvent(parts)
 
+  def local_events(
+    self, groups: ExampleGroups, participants: int
+  ) -> dict[int, dp_accounting.DpEvent]:
+    """Returns a round as each client sees it, which trusts nobody else.
+
+    In parallel accounting a client's own accountant, fed with these, bounds
+    what its examples lose by all that it sends.
+    """
+    if self.accounting != 'parallel':
+      raise ValueError(
+        'Clients bound their own loss in parallel accounting. Found '
+        f'accounting = {self.accounting!r}.'
+      )
+    parts: dict[int, list[dp_accounting.DpEvent]] = {}
+    for client, moves, holding in zip(
+      groups.clients, groups.moves(), groups.holdings
+    ):
+      event = self._group_event(moves, int(holding), participants)
+      parts.setdefault(int(client), []).append(event)
+    return {
+      client: dp_accounting.ComposedDpEvent(events)
+      for client, events in parts.items()
+    }
+
   def _group_event(
     self, squared_moves: np.ndarray, holding: int, participants: int
   ) -> events.BayesianGaussianEvent:

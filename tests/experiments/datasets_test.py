@@ -8,7 +8,9 @@ from experiments import datasets, downloads
 
 def _dataset(versions=1):
   """Features that tell the image and the version, for 10, 20 and 70 images."""
-  labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 2], [10, 20, 70]))
+  labels = np.random.default_rng(0).permutation(
+    np.repeat([0, 1, 2], [10, 20, 70])
+  )
   features = [100 * version + np.arange(100) for version in range(versions)]
   return datasets.Dataset(
     np.concatenate(features).astype(np.float32)[:, np.newaxis],
@@ -87,7 +89,9 @@ def test_digits_are_images_in_the_unit_interval_without_overlap():
 
 
 def test_an_unknown_name_gets_a_sentence():
-  with pytest.raises(ValueError, match="dataset must be one of .*Found 'cifar'"):
+  with pytest.raises(
+    ValueError, match="dataset must be one of .*Found 'cifar'"
+  ):
     datasets.load('cifar')
 
 

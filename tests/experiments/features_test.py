@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from experiments import aptos, features, models
+from experiments import aptos, features
 from tests.experiments import aptos_folder
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -103,9 +103,7 @@ def test_features_are_those_of_the_network_version_by_version(
   assert whole.shape == (15, 2048)
   assert whole.dtype == np.float32
   for row, (path, content) in enumerate(zip(images.paths, images.hashes)):
-    versions = features.make_versions(
-      aptos.read_square(path), content, _VARIED
-    )
+    versions = features.make_versions(aptos.read_square(path), content, _VARIED)
     pixels = versions.astype(np.float32)
     expected = backbone(tf.keras.applications.resnet50.preprocess_input(pixels))
     np.testing.assert_allclose(
@@ -253,34 +251,22 @@ def test_versions_are_crops_of_the_range_in_all_four_orientations():
 
 
 def test_the_data_set_has_versions_for_training_and_plain_tests(
-  folder, weights, tmp_path
-):
-  dataset = features.aptos_features(
-    folder, weights, versions=3, seed=7, cache_dir=str(tmp_path), test_size=2
-  )
-  assert dataset.train_features.shape == (9, 2048)
-  assert dataset.train_labels.tolist() == [2, 3, 4] * 3
-  assert dataset.test_features.shape == (2, 2048)
-  assert dataset.test_labels.tolist() == [0, 1]
-  assert dataset.train_versions == 3
-
-
-def test_the_features_match_the_whole_set_whichever_images_are_with_them(
   folder, weights, whole, tmp_path
 ):
   dataset = features.aptos_features(
     folder, weights, versions=3, seed=7, cache_dir=str(tmp_path), test_size=2
   )
-  tolerance = 1e-3 * np.max(whole)
-  by_version = whole.reshape(3, 5, 2048)
+  assert dataset.train_versions == 3
+  assert dataset.train_labels.tolist() == [2, 3, 4] * 3
+  assert dataset.test_labels.tolist() == [0, 1]
+  # Features do not depend on which other images there are.
+  expected = whole.reshape(3, 5, 2048)
+  tolerance = {'rtol': 1e-3, 'atol': 1e-3 * np.max(whole)}
   np.testing.assert_allclose(
-    dataset.train_features.reshape(3, 3, 2048),
-    by_version[:, 2:],
-    rtol=1e-3,
-    atol=tolerance,
+    dataset.train_features.reshape(3, 3, 2048), expected[:, 2:], **tolerance
   )
   np.testing.assert_allclose(
-    dataset.test_features, by_version[0, :2], rtol=1e-3, atol=tolerance
+    dataset.test_features, expected[0, :2], **tolerance
   )
 
 

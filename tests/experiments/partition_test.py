@@ -31,7 +31,10 @@ def _holdings(data):
 def _class_counts(data):
   classes = len(np.unique(data.labels))
   return np.stack(
-    [np.bincount(data.labels[row], minlength=classes) for row in _holdings(data)]
+    [
+      np.bincount(data.labels[row], minlength=classes)
+      for row in _holdings(data)
+    ]
   )
 
 

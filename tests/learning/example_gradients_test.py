@@ -93,6 +93,16 @@ class _IsTraced(_TwoLayers):
     return super().call(inputs)
 
 
+class _CallsInABranch(_TwoLayers):
+  def call(self, inputs):
+    codes = tf.cond(
+      tf.reduce_all(tf.math.is_finite(inputs)),
+      lambda: self.first(inputs),
+      lambda: inputs[:, :4],
+    )
+    return self.last(codes)
+
+
 class _HasItsOwnVariable(_TwoLayers):
   def __init__(self):
     super().__init__()
@@ -234,6 +244,7 @@ _SLOW = {
   ),
   'folded steps': (_fold_steps_into_examples, ['folded']),
   'weights used twice': (_UsesWeightsTwice.built, ['first']),
+  'call in a branch': (_CallsInABranch.built, ['first']),
   'traced by itself': (_IsTraced.built, ['first', 'last']),
   'variable of the model': (
     _HasItsOwnVariable.built,
@@ -326,7 +337,8 @@ def _computed(model, features, labels, run=_all):
     model, features, labels, _weights(len(labels)), _direction(model)
   )
   variables = model.trainable_variables
-  assert [t.shape for t in total] == [v.shape for v in variables]
+  assert all(isinstance(part, tf.Tensor) for part in total)
+  assert [part.shape for part in total] == [v.shape for v in variables]
   return losses, squared_norms, _flat(total), products
 
 
@@ -378,6 +390,29 @@ def test_the_layers_that_make_a_model_slow_are_named(name):
   model = _model(name)
   slow = example_gradients.slow_layers(model, _batch(model)[0])
   assert slow == _SLOW[name][1]
+
+
+def test_layers_that_compute_with_fewer_bits_are_slow():
+  layer = layers.Dense(_CLASSES, dtype='mixed_bfloat16', name='short')
+  model = _sequential((4,), layer)
+  assert example_gradients.slow_layers(model, _batch(model)[0]) == ['short']
+
+
+def test_norms_keep_their_digits_where_positions_cancel_out():
+  # The second position takes away all but a thousandth of the first.
+  tf.keras.utils.set_random_seed(7)
+  model = _sequential(
+    (2, 40),
+    layers.Dense(30, use_bias=False),
+    layers.Lambda(lambda outputs: outputs[:, 0] - outputs[:, 1]),
+    layers.Dense(_CLASSES, use_bias=False),
+  )
+  features, labels = _batch(model)
+  changed = features[:, :1] * (1 + 1e-3 * features[:, 1:])
+  features = tf.concat([features[:, :1], changed], axis=1)
+  gradients = example_gradients.of_batch(model, features, labels)
+  expected = _one_by_one(model, features, labels)[1]
+  np.testing.assert_allclose(gradients.squared_norms, expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

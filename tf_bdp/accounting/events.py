@@ -1,7 +1,7 @@
 """What a round tells the accountant: the distances of its sampled units."""
 
 from collections.abc import Iterable
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import attr
 import dp_accounting
@@ -156,6 +156,22 @@ class ReportedCostEvent(dp_accounting.DpEvent):
     validation.check_squared_distances(
       'worst_case_squared_distance', self.worst_case_squared_distance
     )
+
+
+class Reporting(NamedTuple):
+  """How costs are bounded where the distances are.
+
+  Attributes:
+    orders: The orders λ of the server's accountant.
+    estimator: 'student_t' or 'bernstein'.
+    failure_probability: δ′ of each bound.
+    power: T of composition by Hölder's inequality; 1 for the product.
+  """
+
+  orders: tuple[int, ...]
+  estimator: str
+  failure_probability: float
+  power: int
 
 
 def _check_costs(costs: Iterable[float]) -> None:

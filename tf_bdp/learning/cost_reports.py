@@ -14,24 +14,10 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tf_bdp import instance_mechanism
-from tf_bdp.accounting import sampled_gaussian
+from tf_bdp.accounting import events, sampled_gaussian
 from tf_bdp.learning import client_costs, private_steps, secure_aggregation
 
-
-class Reporting(NamedTuple):
-  """How costs are bounded before they are reported.
-
-  Attributes:
-    orders: The orders λ of the server's accountant.
-    estimator: 'student_t' or 'bernstein'.
-    failure_probability: δ′ of each bound.
-    power: T of composition by Hölder's inequality; 1 for the product.
-  """
-
-  orders: tuple[int, ...]
-  estimator: str
-  failure_probability: float
-  power: int
+Reporting = events.Reporting
 
 
 def sum_client_costs(

@@ -14,7 +14,8 @@ class Draw(NamedTuple):
   """A client's part in a round.
 
   Attributes:
-    indices: Its examples that are drawn or measured.
+    indices: Its examples that are drawn or measured; at least one, if need be
+      of others, and then neither drawn nor measured.
     drawn: Whether each is in the batch of each step, [steps, examples].
     measured: Whether each is measured in each step, [steps, examples].
     step_count: How many of the steps the client takes.
@@ -84,12 +85,14 @@ class ExampleBatches:
       )
       measured = np.broadcast_to(members, drawn.shape)
     used = np.any(drawn | measured, axis=0)
-    return Draw(
-      np.asarray(self.data.indices(client))[used],
-      drawn[:, used],
-      measured[:, used],
-      self.algorithm.local_steps(holding, mechanism.batch_size),
-    )
+    indices = np.asarray(self.data.indices(client))[used]
+    drawn, measured = drawn[:, used], measured[:, used]
+    if not indices.size:
+      # TensorFlow's convolutions take no empty batch: one example, not in it.
+      indices = np.zeros(1, np.int64)
+      drawn = measured = np.zeros((mechanism.local_steps, 1), bool)
+    steps = self.algorithm.local_steps(holding, mechanism.batch_size)
+    return Draw(indices, drawn, measured, steps)
 
   def groups(
     self,

@@ -19,8 +19,8 @@ import tensorflow as tf
 # Examples of the batch with which a model is traced, but never computed: a
 # prime, so that no other dimension is mistaken for the examples.
 _TRACED_EXAMPLES = 9973
-# Windows are cut by a convolution if it costs less than this many
-# multiplications for each number that a gather would copy at once.
+# Windows are cut by a convolution if that takes fewer multiplications for each
+# pixel of a window than this; otherwise it is faster to copy the pixels.
 _MOST_MULTIPLICATIONS = 256
 
 
@@ -128,26 +128,21 @@ def _is_convolution(layer: tf.keras.layers.Layer) -> bool:
 
 def _recordable_layers(model: tf.keras.Model) -> list[tf.keras.layers.Layer]:
   """Returns the trainable layers whose gradients are outer products."""
+  return [module for module in model.submodules if _is_recordable(module)]
 
-  def recordable(layer: Any) -> bool:
-    # Not subclasses, nor instances whose call was replaced: they may compute
-    # anything.
-    if type(layer) is tf.keras.layers.Dense:
-      known = True
-    else:
-      known = (
-        _is_convolution(layer)
-        and layer.groups == 1
-        and layer.data_format == 'channels_last'
-      )
-    return (
-      known
-      and 'call' not in vars(layer)
-      and layer.compute_dtype == layer.variable_dtype
-      and bool(layer.trainable_weights)
-    )
 
-  return [module for module in model.submodules if recordable(module)]
+def _is_recordable(module: tf.Module) -> bool:
+  # Subclasses, and layers whose call was replaced, may compute anything.
+  if _is_convolution(module):
+    known = module.groups == 1 and module.data_format == 'channels_last'
+  else:
+    known = type(module) is tf.keras.layers.Dense
+  return (
+    known
+    and 'call' not in vars(module)
+    and module.compute_dtype == module.variable_dtype
+    and bool(module.trainable_weights)
+  )
 
 
 def _owners(model: tf.keras.Model, variable: tf.Variable) -> list[str]:
@@ -326,7 +321,7 @@ class _Explicit(_Part):
     self._gradients = gradients
 
   def squared_norms(self) -> tf.Tensor:
-    return _squared_norms(self._gradients)
+    return tf.square(_norms(self._gradients))
 
   def weighted_sum(self, weights: tf.Tensor) -> tf.Tensor:
     return tf.linalg.matvec(self._gradients, weights, transpose_a=True)
@@ -345,13 +340,17 @@ class _Factored(_Part):
   def squared_norms(self) -> tf.Tensor:
     inputs, gradients = self._inputs, self._output_gradients
     if inputs.shape[1] == 1:
-      return _squared_norms(inputs) * _squared_norms(gradients)
-    # ‖aᵀd‖² = ⟨aaᵀ, ddᵀ⟩
-    return tf.reduce_sum(
+      return tf.square(_norms(inputs) * _norms(gradients))
+    # ‖aᵀd‖² = ⟨aaᵀ, ddᵀ⟩, whose terms may all but cancel.
+    inputs, gradients = (
+      tf.cast(factor, tf.float64) for factor in (inputs, gradients)
+    )
+    squared_norms = tf.reduce_sum(
       tf.matmul(inputs, inputs, transpose_b=True)
       * tf.matmul(gradients, gradients, transpose_b=True),
       axis=[1, 2],
     )
+    return tf.cast(tf.maximum(squared_norms, 0.0), self._inputs.dtype)
 
   def weighted_sum(self, weights: tf.Tensor) -> tf.Tensor:
     weighted = self._output_gradients * weights[:, tf.newaxis, tf.newaxis]
@@ -365,10 +364,10 @@ class _Factored(_Part):
     return tf.reduce_sum(moved * self._output_gradients, axis=[1, 2])
 
 
-def _squared_norms(tensor: tf.Tensor) -> tf.Tensor:
-  # Twice as fast as the sum of squares, which writes the squares to memory.
+def _norms(tensor: tf.Tensor) -> tf.Tensor:
+  # Twice as fast as with the squares, which are written to memory first.
   axes = list(range(1, tensor.shape.rank))
-  return tf.square(tf.math.reduce_euclidean_norm(tensor, axes))
+  return tf.math.reduce_euclidean_norm(tensor, axes)
 
 
 def _rows(tensor: tf.Tensor) -> tf.Tensor:
@@ -389,22 +388,22 @@ def _parts(call: _Call, gradient: tf.Tensor) -> dict[Any, _Part]:
   positions = call.outputs.shape[1:-1].num_elements()
   if positions is None:
     positions = tf.reduce_prod(tf.shape(call.outputs)[1:-1])
-  width, height = inputs.shape[-1], gradient.shape[-1]
   examples = tf.shape(gradient)[0]
-  inputs = tf.reshape(inputs, [examples, positions, width])
+  fan_in, fan_out = inputs.shape[-1], gradient.shape[-1]
+  inputs = tf.reshape(inputs, [examples, positions, fan_in])
   inputs = tf.cast(inputs, gradient.dtype)
-  gradient = tf.reshape(gradient, [examples, positions, height])
+  gradient = tf.reshape(gradient, [examples, positions, fan_out])
 
   kernel: _Part
-  # Factors are kept where they are smaller; the norms are cheaper then, too.
+  # Sums and products are cheaper without factors, which may be much smaller.
   if (
     isinstance(positions, int)
-    and 2 * positions * (width + height) < width * height
+    and 2 * positions * (fan_in + fan_out) < fan_in * fan_out
   ):
     kernel = _Factored(inputs, gradient)
   else:
     products = tf.matmul(inputs, gradient, transpose_a=True)
-    kernel = _Explicit(tf.reshape(products, [examples, width * height]))
+    kernel = _Explicit(tf.reshape(products, [examples, fan_in * fan_out]))
   parts = {layer.kernel.ref(): kernel}
   if layer.use_bias:
     parts[layer.bias.ref()] = _Explicit(tf.reduce_sum(gradient, axis=1))

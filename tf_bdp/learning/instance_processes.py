@@ -6,9 +6,10 @@ learns of the examples is up to a `Measurement`.
 """
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple, Optional, Protocol
 
+import dp_accounting
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -37,6 +38,14 @@ class Measurement(Protocol):
     """Returns what the server learns, given the messages at the clients."""
 
 
+class Answer(NamedTuple):
+  """What a client told: is its update usable, ‖u‖², and squared moves."""
+
+  usable: bool
+  squared_norm: float
+  squared_moves: np.ndarray
+
+
 class MovesByExample(NamedTuple):
   """Every client sends every squared move: the server is trusted with all.
 
@@ -51,6 +60,13 @@ class MovesByExample(NamedTuple):
 
   longest: int
   steps: int
+
+  @classmethod
+  def of(cls, batches: example_batches.ExampleBatches) -> 'MovesByExample':
+    """Returns the measurement for such batches."""
+    data = batches.data
+    longest = max(len(data.indices(c)) for c in range(data.client_count))
+    return cls(longest, batches.mechanism.local_steps)
 
   def message(
     self, update: private_steps.ClientUpdate, part: _Structure
@@ -72,7 +88,7 @@ class MovesByExample(NamedTuple):
     """Returns all rows."""
     return tff.aggregators.federated_sample(messages, 2**20)
 
-  def read(self, rows: np.ndarray) -> dict[int, 'Answer']:
+  def read(self, rows: np.ndarray) -> dict[int, Answer]:
     """Returns what each client told."""
     return {
       int(row[1]): Answer(
@@ -82,14 +98,6 @@ class MovesByExample(NamedTuple):
       )
       for row in np.asarray(rows)
     }
-
-
-class Answer(NamedTuple):
-  """What a client told: is its update usable, ‖u‖², and squared moves."""
-
-  usable: bool
-  squared_norm: float
-  squared_moves: np.ndarray
 
 
 def _usable(update: tf.Tensor) -> tf.Tensor:
@@ -135,6 +143,88 @@ def part_dataset(
       client=np.int32(client),
       holding=np.int32(len(data.indices(client))),
     )
+  )
+
+
+def spec_of(
+  batches: example_batches.ExampleBatches,
+) -> 'collections.OrderedDict[str, tf.TensorSpec]':
+  """Returns `part_spec` of such batches."""
+  data = batches.data
+  return part_spec(
+    tf.TensorSpec(data.features.shape[1:], data.features.dtype),
+    tf.TensorSpec([], data.labels.dtype),
+    batches.mechanism.local_steps,
+  )
+
+
+def build_private_process(
+  model_fn: _KerasModelFn,
+  batches: example_batches.ExampleBatches,
+  server_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
+  noise_seed: Optional[int] = None,
+) -> tff.learning.templates.LearningProcess:
+  """Builds the learning process of a level, from its usual parts.
+
+  Clients take part with `part_dataset`; `events_of_round` makes the
+  accountants' events of a round's metrics.
+
+  Args:
+    model_fn: Makes a Keras model, anew at each call.
+    batches: The clients' data, mechanism and algorithm.
+    server_optimizer: By default plain SGD with learning rate 0.1.
+    noise_seed: For experiments only.
+  """
+  client_work = build_client_work(
+    model_fn,
+    spec_of(batches),
+    batches.mechanism,
+    batches.algorithm,
+    MovesByExample.of(batches),
+    noise_seed,
+  )
+  aggregator = build_aggregator(batches.mechanism, noise_seed)
+  return build_process(model_fn, client_work, aggregator, server_optimizer)
+
+
+def events_of_round(
+  metrics: Mapping[str, Any],
+  batches: example_batches.ExampleBatches,
+  round_number: int,
+  participants: Sequence[int],
+) -> dict[str, dp_accounting.DpEvent]:
+  """Returns a round's events for the accountants of clients and examples.
+
+  Args:
+    metrics: Of a process from `build_private_process`.
+    batches: What it was built for, without a panel of examples.
+    round_number: Counts from 0.
+    participants: The clients whose datasets the process was given.
+  """
+  if batches.mechanism.panel_examples:
+    raise ValueError(
+      'A panel is measured in rounds in which it takes no part, too: use '
+      '`tff_instance_engine`, or panel_examples = 0.'
+    )
+  answers = MovesByExample.of(batches).read(metrics['client_work'])
+  groups = batches.groups(
+    {c: batches.draw(round_number, c) for c in participants},
+    {c: a.squared_moves for c, a in answers.items() if a.usable},
+    participants,
+    [],
+  )
+  counts = metrics['aggregator']
+  squared = counts.get('squared_measures')
+  if squared is None:
+    squared = [a.squared_norm for a in answers.values() if a.usable]
+  squared = np.asarray(squared)
+  return batches.mechanism.events(
+    squared,
+    np.ones(squared.shape, bool),
+    groups,
+    int(counts['participants']),
+    batches.mechanism.clip_norm,
+    panel=False,
   )
 
 
@@ -277,8 +367,11 @@ def _build_work(
 
       def normal(step):
         if noise_seed is None:
-          # TFF seeds this anew from the system in every call.
-          return tf.random.normal([size])
+          # TFF seeds this anew from the system in every call. Not so
+          # `tf.random.normal`, if the model function has set a seed.
+          return tf.raw_ops.RandomStandardNormal(
+            shape=[size], dtype=tf.float32, seed=0, seed2=0
+          )
         return mechanism_ops.client_normal(
           size, noise_seed, round_number, part['client'], step
         )

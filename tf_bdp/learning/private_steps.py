@@ -167,7 +167,9 @@ def _leave_one_out(
 
     ‖a g - c h‖² = (a‖g‖ - c‖h‖)² + a c (‖g - h‖² - (‖g‖ - ‖h‖)²).
 
-  Both are rounded up. Clipping is a projection: the result is at most ‖g - h‖.
+  All is rounded up: ‖h‖ is known least well where g_x is most of the batch, and
+  of those that rounding admits the worst is taken. Clipping is a projection:
+  the result is at most ‖g - h‖.
   """
   squared_norm, squared_norms, products, count = (
     tf.cast(part, tf.float64)
@@ -181,8 +183,13 @@ def _leave_one_out(
   size = squared_norm + squared_norms
   gap = tf.maximum(size - 2.0 * products, 0.0) + _ROUNDING * size
   gap = tf.where(empty, squared_norm, gap / tf.square(others))
-  rest = tf.square(count) * squared_norm + sign * 2.0 * count * products
-  rest = tf.maximum(rest + squared_norms, 0.0) / tf.square(others)
+  whole = tf.square(count) * squared_norm + squared_norms
+  cross = 2.0 * count * products
+  rest = (whole + sign * cross) / tf.square(others)
+  error = _ROUNDING * (whole + tf.abs(cross)) / tf.square(others)
+  # The result grows with ‖h‖² up to this, and falls beyond.
+  worst = tf.maximum(squared_norm - gap, clip_norm**2)
+  rest = tf.clip_by_value(worst, rest - error, rest + error)
   rest = tf.where(empty, tf.zeros_like(rest), rest)
 
   norm, rest_norm = tf.sqrt(squared_norm), tf.sqrt(rest)
@@ -192,9 +199,13 @@ def _leave_one_out(
   )
   difference = tf.abs(norm - rest_norm) - _ROUNDING * (norm + rest_norm)
   across = tf.maximum(gap - tf.square(tf.maximum(difference, 0.0)), 0.0)
+  across = tf.minimum(across, 4.0 * norm * rest_norm)  # That of opposites.
   along = tf.square(scale * norm - rest_scale * rest_norm)
   moved = along + scale * rest_scale * across
-  return tf.cast(tf.minimum(moved, gap) * (1.0 + _ROUNDING), tf.float32)
+  moved = tf.minimum(moved, gap) * (1.0 + _ROUNDING)
+  # Norms beyond float32 tell nothing.
+  moved = tf.where(tf.math.is_finite(moved), moved, 4.0 * clip_norm**2)
+  return tf.cast(moved, tf.float32)
 
 
 def _clipped_by_example(

@@ -65,23 +65,16 @@ class TffInstanceEngine(tff_engine.TffEngine):
     model = model_fn()
     engine.check_model(model)
     self._initial_weights = [v.numpy() for v in model.trainable_variables]
-    longest = max(len(data.indices(c)) for c in range(data.client_count))
-    self._measurement = instance_processes.MovesByExample(
-      longest, mechanism.local_steps
-    )
+    self._measurement = instance_processes.MovesByExample.of(self._batches)
     self._reports = None
     if reporting is not None:
       self._reports = cost_reports.ReportedCosts(
         mechanism,
-        longest,
+        self._measurement.longest,
         reporting['example'],
         reporting.get('client', reporting['example']),
       )
-    spec = instance_processes.part_spec(
-      tf.TensorSpec(data.features.shape[1:], data.features.dtype),
-      tf.TensorSpec([], data.labels.dtype),
-      mechanism.local_steps,
-    )
+    spec = instance_processes.spec_of(self._batches)
     parts = (
       *(model_fn, spec, mechanism, algorithm),
       *(self._reports or self._measurement, noise_seed),

@@ -15,7 +15,8 @@ import tqdm
 
 from tf_bdp import instance_mechanism, validation
 from tf_bdp.accounting import accountant as accountant_lib
-from tf_bdp.learning import checkpoint, cost_reports, sampling
+from tf_bdp.accounting import events as events_lib
+from tf_bdp.learning import checkpoint, sampling
 from tf_bdp.learning import engine as engine_lib
 
 METRICS_FILE = 'metrics.csv'
@@ -50,6 +51,9 @@ class TrainingConfig:
       examples are protected.
     dp_epsilon_budget: The round in which it is spent is recorded, and training
       goes on: what DP alone would have had to be content with.
+    average_iterates: β of an exponential average of the weights, which costs
+      no privacy and takes noise out of them; it is what is evaluated and saved.
+      0 for the last weights.
     evaluate_every: Rounds from one evaluation to the next.
     checkpoint_every: Rounds from one checkpoint to the next.
   """
@@ -66,6 +70,7 @@ class TrainingConfig:
   dp_epsilon_budget: Optional[float] = None
   example_delta: Optional[float] = None
   example_bdp_epsilon_budget: Optional[float] = None
+  average_iterates: float = 0.0
   evaluate_every: int = 10
   checkpoint_every: int = 10
 
@@ -81,6 +86,10 @@ class TrainingConfig:
     if self.example_delta is not None:
       validation.check_delta('example_delta', self.example_delta)
     validation.check_choice('sampling', self.sampling, sampling.KINDS)
+    if not 0 <= self.average_iterates < 1:
+      raise ValueError(
+        f'average_iterates must be in [0, 1). Found {self.average_iterates}.'
+      )
     if self.panel_size:
       sampling.panel(self.seed, self.client_count, self.panel_size)
       if self.panel_size < 3:
@@ -119,12 +128,12 @@ class TrainingConfig:
 
   def reporting(
     self, mechanism: engine_lib.Mechanism
-  ) -> dict[str, cost_reports.Reporting]:
+  ) -> dict[str, events_lib.Reporting]:
     """Returns how each unit's costs are bounded where they are reported."""
     result = {}
     for unit, accountant in self.accountants(mechanism).items():
       settings = accountant.settings
-      result[unit] = cost_reports.Reporting(
+      result[unit] = events_lib.Reporting(
         orders=tuple(settings['orders']),
         estimator=settings['estimator'],
         failure_probability=accountant.failure_probability(
@@ -173,6 +182,7 @@ class Progress:
     dp_stop: Number and metrics of the last round within DP's budget, once it
       is spent.
     stopped: Why training ended before its last round, if it did.
+    averaged: The averaged weights, if they are.
   """
 
   round_number: int
@@ -182,6 +192,13 @@ class Progress:
   measured: list[Measured]
   dp_stop: Optional[dict[str, Any]] = None
   stopped: str = ''
+  averaged: Optional[list[np.ndarray]] = None
+
+  def weights(self, engine: engine_lib.Engine) -> list[np.ndarray]:
+    """Returns the weights to be used, averaged if they are."""
+    if self.averaged is not None:
+      return self.averaged
+    return engine.model_weights(self.state)
 
 
 def train(
@@ -276,7 +293,6 @@ def _run(
         break  # The round's result is dropped unseen: nothing is released.
       row = _row(engine, config, evaluate, progress, output, events)
       row['seconds'] = round(time.perf_counter() - start, 4)
-      progress.state = output.state
       progress.round_number += 1
       progress.measured.append(measured)
       progress.rows.append(row)
@@ -383,7 +399,7 @@ def _row(
   output: engine_lib.RoundOutput,
   events: Mapping[str, dp_accounting.DpEvent],
 ) -> dict[str, Any]:
-  """Accounts for a round and returns its metrics."""
+  """Accounts for a round, takes its state and returns its metrics."""
   number = progress.round_number + 1
   row: dict[str, Any] = {
     'round': number,
@@ -399,14 +415,30 @@ def _row(
     prefix = '' if unit == engine.mechanism.units[0] else f'{unit}_'
     row[f'{prefix}dp_epsilon'] = accountant.get_worst_case_epsilon(delta)
     row[f'{prefix}bdp_epsilon'] = accountant.get_epsilon(delta)
-  if number == config.rounds or number % config.evaluate_every == 0:
-    row.update(evaluate(engine.model_weights(output.state)))
   budget = config.dp_epsilon_budget
   spent = budget is not None and row['dp_epsilon'] > budget
   if spent and progress.dp_stop is None:
-    before = evaluate(engine.model_weights(progress.state))
+    before = evaluate(progress.weights(engine))
     progress.dp_stop = {'round': progress.round_number, **before}
+  progress.state = output.state
+  _average(engine, config, progress)
+  if number == config.rounds or number % config.evaluate_every == 0:
+    row.update(evaluate(progress.weights(engine)))
   return row
+
+
+def _average(
+  engine: engine_lib.Engine, config: TrainingConfig, progress: Progress
+) -> None:
+  """Adds the newest weights to their exponential average."""
+  factor = config.average_iterates
+  if not factor:
+    return
+  weights = engine.model_weights(progress.state)
+  before = progress.averaged or weights
+  # The first weights count as much as any; see Kingma and Ba's correction.
+  share = np.float32((1 - factor) / (1 - factor ** (progress.round_number + 1)))
+  progress.averaged = [b + share * (w - b) for b, w in zip(before, weights)]
 
 
 def _show(bar: tqdm.tqdm, row: Mapping[str, Any]) -> None:
@@ -460,6 +492,8 @@ def _save(
     for name, array in engine.to_arrays(progress.state).items()
   }
   arrays.update(_measured_to_arrays(progress.measured))
+  for number, part in enumerate(progress.averaged or ()):
+    arrays[f'averaged_{number}'] = part
   contents = {
     'settings': dict(settings),
     'round_number': progress.round_number,
@@ -498,7 +532,15 @@ def _restore(
     measured=_measured_from_arrays(arrays),
     dp_stop=contents['dp_stop'],
     stopped=contents['stopped'],
+    averaged=_averaged_from_arrays(arrays),
   )
+
+
+def _averaged_from_arrays(
+  arrays: Mapping[str, np.ndarray],
+) -> Optional[list[np.ndarray]]:
+  count = sum(name.startswith('averaged_') for name in arrays)
+  return [arrays[f'averaged_{number}'] for number in range(count)] or None
 
 
 def _measured_to_arrays(measured: Sequence[Measured]) -> dict[str, np.ndarray]:
@@ -569,3 +611,30 @@ def events_of(
     for measured, row in zip(progress.measured, progress.rows)
   ]
   return {unit: [events[unit] for events in rounds] for unit in mechanism.units}
+
+
+def local_epsilons(
+  mechanism: instance_mechanism.InstanceMechanism,
+  config: TrainingConfig,
+  progress: Progress,
+) -> dict[int, tuple[float, float]]:
+  """Returns what each client's examples lost by all that it sent.
+
+  The bound that a client keeps for itself if it does not trust the server.
+
+  Returns:
+    By client, ε of DP and of BDP.
+  """
+  delta = config.delta_of('example', mechanism)
+  accountants: dict[int, accountant_lib.BayesianAccountant] = {}
+  for measured, row in zip(progress.measured, progress.rows):
+    assert measured.examples is not None
+    events = mechanism.local_events(measured.examples, row['participants'])
+    for client, event in events.items():
+      if client not in accountants:
+        accountants[client] = config.accountants(mechanism)['example']
+      accountants[client].compose(event)
+  return {
+    client: (a.get_worst_case_epsilon(delta), a.get_epsilon(delta))
+    for client, a in sorted(accountants.items())
+  }

@@ -1,0 +1,105 @@
+"""ε of a run as it grows, by every accounting, and where each would stop.
+
+A run is trained once. Each accounting then tells the last evaluated round at
+which its budget was not yet spent, as the paper accounts for DP and BDP in
+parallel.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import dp_accounting
+
+from tf_bdp.accounting import accountant as accountant_lib
+
+# In the order in which tables show them.
+METHODS = {
+  'dp_paper': 'DP, as the paper counts it (sensitivity C)',
+  'dp_mechanism': 'DP, of the mechanism that ran',
+  'bdp_paper': "BDP, the paper's accounting",
+  'bdp_paper_l_part': "BDP, the paper's, exact divergence",
+  'bdp_holder': "BDP, Hölder, Student's t (sound composition)",
+  'bdp_panel': "BDP, panel, Student's t (sound composition)",
+  'bdp_distribution_free': 'BDP, distribution-free (sound)',
+}
+
+
+class Stop(NamedTuple):
+  """The last evaluated round within a budget; round 0 if there is none."""
+
+  round_number: int
+  epsilon: float
+  accuracy: Optional[float]
+
+
+def compute(
+  rounds: Sequence[dp_accounting.DpEvent],
+  at: Sequence[int],
+  delta: float,
+  total_steps: int,
+  dp_of_paper: Optional[dp_accounting.DpEvent] = None,
+  panel: bool = True,
+) -> dict[str, list[float]]:
+  """Returns ε after the rounds `at`, by method.
+
+  Args:
+    rounds: The events of all rounds.
+    at: The numbers of rounds to stop at, ascending.
+    delta: δ.
+    total_steps: T of Hölder's composition.
+    dp_of_paper: What a round is for DP as the paper counts it, if it does.
+    panel: Whether the events are of a panel.
+  """
+  accountants: dict[str, Any] = {
+    'bdp_paper': accountant_lib.BayesianAccountant.paper(),
+    'bdp_paper_l_part': accountant_lib.BayesianAccountant.paper('tight'),
+  }
+  if panel:
+    accountants['bdp_panel'] = accountant_lib.BayesianAccountant(
+      estimator='student_t'
+    )
+    accountants['bdp_distribution_free'] = accountant_lib.BayesianAccountant()
+  else:
+    accountants['bdp_holder'] = accountant_lib.BayesianAccountant(
+      'holder', estimator='student_t', total_rounds=total_steps
+    )
+  dp_paper = dp_accounting.rdp.RdpAccountant()
+  result: dict[str, list[float]] = {name: [] for name in accountants}
+  result['dp_mechanism'] = []
+  if dp_of_paper is not None:
+    result['dp_paper'] = []
+  for number, event in enumerate(rounds, 1):
+    for accountant in accountants.values():
+      accountant.compose(event)
+    if dp_of_paper is not None:
+      dp_paper.compose(dp_of_paper)
+    if number not in at:
+      continue
+    for name, accountant in accountants.items():
+      result[name].append(accountant.get_epsilon(delta))
+    ledger = accountants['bdp_paper'].ledger
+    worst = dp_accounting.rdp.RdpAccountant().compose(ledger)
+    result['dp_mechanism'].append(float(worst.get_epsilon(delta)))
+    if dp_of_paper is not None:
+      result['dp_paper'].append(float(dp_paper.get_epsilon(delta)))
+  return {name: result[name] for name in METHODS if name in result}
+
+
+def stop_at(
+  budgets: Sequence[tuple[Sequence[float], float]],
+  at: Sequence[int],
+  accuracies: Mapping[int, float],
+) -> Stop:
+  """Returns where training stops: within all budgets.
+
+  Args:
+    budgets: Pairs of a curve, as `compute` returns, and its budget.
+    at: The rounds of the curves.
+    accuracies: By round.
+  """
+  stop = Stop(0, 0.0, None)
+  for position, number in enumerate(at):
+    if any(curve[position] > budget for curve, budget in budgets):
+      break
+    stop = Stop(number, budgets[0][0][position], accuracies[number])
+  return stop

@@ -1,0 +1,143 @@
+"""Figures 1 and 2 of the paper, as CSV and PNG files."""
+
+import csv
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments import jobs
+
+PANELS = {
+  'aptos': 'APTOS 2019',
+  'mnist_iid': 'MNIST, i.i.d.',
+  'mnist_shards': 'MNIST, non-i.i.d.',
+}
+_FIGURE_1_CLIENTS = (100, 1000)
+# How the paper accounts; the sound figures are in the CSV file beside it.
+_FIGURE_1_METHOD = 'bdp_paper_l_part'
+_FIGURE_2_KINDS = {
+  'baseline': 'non-private',
+  'client': 'client only',
+  'joint': 'joint',
+  'split': 'split',
+}
+# Okabe and Ito's colours, and another dash for each curve.
+_STYLES = (
+  {'color': '#0072b2', 'linestyle': '-'},
+  {'color': '#c44e00', 'linestyle': '--'},
+  {'color': '#009e73', 'linestyle': '-.'},
+  {'color': '#8c4b82', 'linestyle': ':'},
+)
+
+
+def write(
+  figure: int, places: jobs.Places, results: pathlib.Path, tiny: bool = False
+) -> pathlib.Path:
+  """Runs what a figure shows and writes its CSV and PNG files.
+
+  Args:
+    figure: 1 or 2.
+    places: Where data and runs are.
+    results: Where the files go.
+    tiny: Whether only to see that everything works.
+
+  Returns:
+    The PNG file.
+  """
+  rows = (_rows_of_1 if figure == 1 else _rows_of_2)(places, tiny)
+  path = results / f'figure_{figure}.csv'
+  with open(path, 'w', newline='', encoding='utf-8') as file:
+    writer = csv.DictWriter(file, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+  return plot(figure, rows, results / f'figure_{figure}.png')
+
+
+def _rows_of_1(places: jobs.Places, tiny: bool) -> list[dict[str, Any]]:
+  """ε of examples, sequential and parallel, of the same runs."""
+  rows = []
+  for panel in PANELS:
+    for clients in _FIGURE_1_CLIENTS:
+      values = jobs.load_settings('figure_1', panel, str(clients))
+      summary = jobs.summary_of(
+        jobs.make({'clients': clients} | values, 0, places, tiny),
+        places,
+        f'figure_1-{panel}-{clients}',
+      )
+      for accounting in ('sequential', 'parallel'):
+        for method, curve in summary.curves[f'example_{accounting}'].items():
+          rows += [
+            {
+              'panel': panel,
+              'curve': f'{accounting}, {clients} clients',
+              'method': method,
+              'round': number,
+              'value': epsilon,
+            }
+            for number, epsilon in zip(summary.at, curve)
+          ]
+  return rows
+
+
+def _rows_of_2(places: jobs.Places, tiny: bool) -> list[dict[str, Any]]:
+  """Accuracy over rounds, by what is protected and how."""
+  rows = []
+  for panel in PANELS:
+    for kind, label in _FIGURE_2_KINDS.items():
+      values = jobs.load_settings('figure_2', panel, kind)
+      summary = jobs.summary_of(
+        jobs.make(values, 0, places, tiny), places, f'figure_2-{panel}-{kind}'
+      )
+      curves = summary.curves.get('client', {})
+      epsilons = curves.get('bdp_panel', [''] * len(summary.at))
+      rows += [
+        {
+          'panel': panel,
+          'curve': label,
+          'method': 'accuracy',
+          'round': number,
+          'value': accuracy,
+          'client_epsilon': epsilon,
+        }
+        for number, accuracy, epsilon in zip(
+          summary.at, summary.accuracies, epsilons
+        )
+      ]
+  return rows
+
+
+def plot(
+  figure: int, rows: Sequence[Mapping[str, Any]], path: pathlib.Path
+) -> pathlib.Path:
+  """Draws a figure from the rows of its CSV file."""
+  import matplotlib
+
+  matplotlib.use('Agg')
+  from matplotlib import pyplot
+
+  wanted = _FIGURE_1_METHOD if figure == 1 else 'accuracy'
+  plot_figure, axes = pyplot.subplots(
+    1, len(PANELS), figsize=(12, 3.6), layout='constrained'
+  )
+  for axis, (panel, title) in zip(axes, PANELS.items()):
+    chosen = [r for r in rows if (r['panel'], r['method']) == (panel, wanted)]
+    for style, name in zip(
+      _STYLES, dict.fromkeys(row['curve'] for row in chosen)
+    ):
+      curve = [row for row in chosen if row['curve'] == name]
+      numbers = [int(row['round']) for row in curve]
+      values = [float(row['value']) for row in curve]
+      if figure == 1:  # As in the paper: growth since the first value.
+        numbers, values = numbers[1:], [v - values[0] for v in values[1:]]
+      axis.plot(numbers, values, label=name, linewidth=1.8, **style)
+    axis.set_title(title)
+    axis.set_xlabel('communication round')
+    if figure == 1:
+      axis.set_yscale('log')
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+  label = 'growth of ε' if figure == 1 else 'test accuracy'
+  axes[0].set_ylabel(label)
+  plot_figure.savefig(path, dpi=150)
+  pyplot.close(plot_figure)
+  return path

@@ -1,0 +1,196 @@
+"""The runs behind the paper's tables and figures, each done once and kept.
+
+A run is known by its settings: where they change it is another run, and what
+two tables share is trained once.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional
+
+import dp_accounting
+import tomllib
+
+from experiments import epsilon_curves, run
+from tf_bdp import instance_mechanism
+
+HYPERPARAMETERS = pathlib.Path(__file__).parent / 'hyperparameters'
+_SUMMARY_FILE = 'summary.json'
+# Places, which say nothing about the run itself.
+_PLACES = ('data_dir', 'resnet50_weights', 'cache_dir')
+# How examples' costs can be counted after a run that measured them so.
+_EXAMPLE_ACCOUNTINGS = {
+  'parallel': ('sequential', 'parallel'),
+  'aggregate': ('sequential', 'aggregate'),
+  'sequential': ('sequential',),
+}
+
+
+class Places(NamedTuple):
+  """Where data are, and where runs are kept."""
+
+  mnist_dir: Optional[str]
+  aptos_dir: Optional[str]
+  resnet50_weights: str
+  cache_dir: str
+  work_dir: pathlib.Path
+
+
+class Summary(NamedTuple):
+  """What tables and figures need of a run.
+
+  Attributes:
+    settings: Of the run.
+    at: The evaluated rounds.
+    accuracies: After each of them.
+    curves: ε after each of them, by unit and method; the unit is 'client', or
+      'example' and how its costs were counted.
+  """
+
+  settings: dict[str, Any]
+  at: list[int]
+  accuracies: list[float]
+  curves: dict[str, dict[str, list[float]]]
+
+  def accuracy_by_round(self) -> dict[int, float]:
+    """Returns the accuracies by round."""
+    return dict(zip(self.at, self.accuracies))
+
+
+def load_settings(name: str, *path: str) -> dict[str, Any]:
+  """Returns the settings of a run, from general ones to its own.
+
+  Args:
+    name: The file in `hyperparameters`, without .toml.
+    *path: The tables to go down to, such as 'clients', '100', 'private'. Values
+      of outer tables hold for inner ones.
+  """
+  with open(HYPERPARAMETERS / f'{name}.toml', 'rb') as file:
+    table: dict[str, Any] = tomllib.load(file)
+  values: dict[str, Any] = {}
+  for key in (None, *path):
+    if key is not None:
+      table = table.get(key, {})
+    values |= {k: v for k, v in table.items() if not isinstance(v, dict)}
+  return values
+
+
+def make(
+  values: Mapping[str, Any], seed: int, places: Places, tiny: bool = False
+) -> run.Settings:
+  """Returns the settings of a run.
+
+  Args:
+    values: As `load_settings` gives them.
+    seed: Of data, sampling, initial weights and noise.
+    places: Where data are.
+    tiny: Whether only to see that everything works.
+  """
+  values = {**values, 'seed': seed, 'noise_seed': seed}
+  if tiny:
+    values |= {
+      'rounds': 4,
+      'evaluate_every': 2,
+      'clients': min(values['clients'], 12),
+      'examples_per_client': 20,
+      'participation_probability': 0.7,
+    }
+    if places.mnist_dir is None and values['dataset'] == 'mnist':
+      values['dataset'] = 'digits'
+  is_aptos = values['dataset'] == 'aptos'
+  return run.Settings(
+    **values,
+    data_dir=places.aptos_dir if is_aptos else places.mnist_dir,
+    resnet50_weights=places.resnet50_weights,
+    cache_dir=places.cache_dir,
+  )
+
+
+def summary_of(settings: run.Settings, places: Places, name: str) -> Summary:
+  """Trains, resumes or recalls a run.
+
+  Args:
+    settings: Of the run.
+    places: Where it is kept.
+    name: Part of its folder's name, for people.
+  """
+  values = {k: v for k, v in settings.to_dict().items() if k not in _PLACES}
+  text = json.dumps(values, sort_keys=True)
+  digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+  directory = places.work_dir / f'{name}-{digest}'
+  path = directory / _SUMMARY_FILE
+  if not path.exists():
+    print(f'Training {directory.name} ({settings.rounds} rounds)')
+    outcome = run.run(settings, directory, resume=True)
+    summary = _summarise(values, outcome)
+    temporary = path.with_suffix('.part')
+    temporary.write_text(json.dumps(summary._asdict()), encoding='utf-8')
+    temporary.replace(path)
+  return Summary(**json.loads(path.read_text(encoding='utf-8')))
+
+
+def _summarise(settings: dict[str, Any], outcome: run.Outcome) -> Summary:
+  """Accounts for a run in every way."""
+  rows = [r for r in outcome.progress.rows if r['accuracy'] != '']
+  at = [row['round'] for row in rows]
+  curves = {}
+  if outcome.mechanism.noise_multiplier:
+    variants = {'client': outcome.mechanism}
+    if isinstance(outcome.mechanism, instance_mechanism.InstanceMechanism):
+      variants = _variants(outcome.mechanism)
+    for name, mechanism in variants.items():
+      curves[name] = _curves(name, mechanism, outcome, at)
+  return Summary(settings, at, [float(r['accuracy']) for r in rows], curves)
+
+
+def _variants(
+  mechanism: instance_mechanism.InstanceMechanism,
+) -> dict[str, instance_mechanism.InstanceMechanism]:
+  """Returns the mechanism with each way of counting that it admits."""
+  result = {}
+  if 'client' in mechanism.units:
+    result['client'] = mechanism
+  for accounting in _EXAMPLE_ACCOUNTINGS[mechanism.accounting]:
+    changed = mechanism
+    if accounting != mechanism.accounting:
+      level = mechanism.level
+      if level in instance_mechanism.INSTANCE_LEVELS:
+        level = f'instance_{accounting}'
+      changed = dataclasses.replace(
+        mechanism, level=level, accounting=accounting, panel_examples=0
+      )
+    result[f'example_{accounting}'] = changed
+  return result
+
+
+def _curves(
+  name: str, mechanism: Any, outcome: run.Outcome, at: list[int]
+) -> dict[str, list[float]]:
+  from tf_bdp.learning import training
+
+  config = outcome.config
+  unit = name.partition('_')[0]
+  events = training.events_of(mechanism, config, outcome.progress)[unit]
+  steps, panel, dp_of_paper = config.rounds, bool(config.panel_size), None
+  if unit == 'example':
+    panel = bool(mechanism.panel_examples)
+    steps = instance_mechanism.total_steps(
+      mechanism, config.rounds, config.client_count
+    )
+  elif not isinstance(mechanism, instance_mechanism.InstanceMechanism):
+    dp_of_paper = dp_accounting.PoissonSampledDpEvent(
+      mechanism.participation_probability,
+      dp_accounting.GaussianDpEvent(mechanism.noise_multiplier),
+    )
+  curves = epsilon_curves.compute(
+    events, at, config.delta_of(unit, mechanism), steps, dp_of_paper, panel
+  )
+  # JSON has no infinity.
+  return {
+    method: [value if math.isfinite(value) else 1e9 for value in curve]
+    for method, curve in curves.items()
+  }
