@@ -6,7 +6,6 @@ import numpy as np
 
 from experiments import downloads
 from tf_bdp import validation
-from tf_bdp.learning import federated_data
 
 NAMES = ('digits', 'mnist', 'aptos')
 _DIGITS_TEST_SIZE = 297
@@ -145,12 +144,3 @@ def _load_aptos(data_dir: Optional[str]) -> Dataset:
   return Dataset(
     aptos.read_images(train), train.labels, aptos.read_images(test), test.labels
   )
-
-
-def split_iid(
-  dataset: Dataset, clients: int, examples_per_client: int, seed: int
-) -> federated_data.FederatedData:
-  """Gives every client the same number of random examples; see `partition`."""
-  from experiments import partition
-
-  return partition.split(dataset, 'iid', clients, examples_per_client, seed)

@@ -29,8 +29,8 @@ DEFAULT_CACHE_DIR = '~/.cache/tf_bdp/features'
 _FORMAT = 1
 # An interruption loses one part: some ten seconds on two cores.
 _IMAGES_PER_PART = 64
-# In as many threads as there are cores, whichever number of threads TensorFlow
-# uses for an operation: of 4 to 64, with and without threads, the fastest.
+# One batch for each core at a time: that keeps all of them busy even where
+# TensorFlow gives an operation a single thread, as training on CPUs has it.
 _BATCH_SIZE = 16
 
 

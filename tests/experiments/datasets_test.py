@@ -90,7 +90,7 @@ def test_digits_are_images_in_the_unit_interval_without_overlap():
 
 def test_an_unknown_name_gets_a_sentence():
   with pytest.raises(
-    ValueError, match="dataset must be one of .*Found 'cifar'"
+    ValueError, match=r"dataset must be one of .*Found 'cifar'"
   ):
     datasets.load('cifar')
 

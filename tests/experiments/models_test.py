@@ -111,7 +111,7 @@ def test_trained_normalisations_are_refused_by_name(weights):
 
 
 def test_an_unknown_way_of_fine_tuning_gets_a_sentence(weights):
-  with pytest.raises(ValueError, match="fine_tune must be .*Found 'all'"):
+  with pytest.raises(ValueError, match=r"fine_tune must be .*Found 'all'"):
     models.resnet50(weights, fine_tune='all')
 
 

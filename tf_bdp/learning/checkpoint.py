@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import zipfile
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -48,7 +47,9 @@ def load(path: pathlib.Path) -> Checkpoint:
     with np.load(path, allow_pickle=False) as file:
       arrays = {name: file[name] for name in file.files}
     contents = json.loads(arrays.pop(_CONTENTS).tobytes())
-  except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+  except FileNotFoundError:
+    raise
+  except Exception as error:  # A damaged file makes zipfile raise anything.
     raise ValueError(f'{path} is not a checkpoint: {error}.') from error
   return Checkpoint(arrays, contents)
 

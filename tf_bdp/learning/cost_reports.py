@@ -194,9 +194,8 @@ class ReportedCosts(NamedTuple):
 
   def _upper_example_costs(self, count: tf.Tensor) -> tf.Tensor:
     """The worst case of any client's examples, for every step and order."""
-    number = tf.cast(tf.maximum(count, 1), tf.float64)
     squared = self.mechanism.worst_case_move**2
-    squared = squared / self.mechanism.example_variance(number)
+    squared = squared / _example_variance(self.mechanism, count)
     costs = client_costs.log_moments(
       tf.reshape(squared, [1]),
       self.mechanism.largest_example_probability,
@@ -221,8 +220,7 @@ class ReportedCosts(NamedTuple):
 
     @tff.tensorflow.computation(message_type, np.int32)
     def bound(message, count):
-      number = tf.cast(tf.maximum(count, 1), tf.float64)
-      variance = mechanism.example_variance(number)
+      variance = _example_variance(mechanism, count)
       probability = _example_probability(mechanism, message['holding'])
       worst = tf.reshape(mechanism.worst_case_move**2 / variance, [1])
       limit = client_costs.log_moments(worst, probability, reporting.orders)[0]
@@ -291,6 +289,14 @@ class ReportedCosts(NamedTuple):
         self.clients,
       )
     return result
+
+
+def _example_variance(
+  mechanism: instance_mechanism.InstanceMechanism, count: tf.Tensor
+) -> tf.Tensor:
+  """`InstanceMechanism.example_variance`, as a float64 tensor."""
+  number = tf.cast(tf.maximum(count, 1), tf.float64)
+  return tf.convert_to_tensor(mechanism.example_variance(number), tf.float64)
 
 
 def _example_probability(
