@@ -97,6 +97,7 @@ def make(
       'evaluate_every': 2,
       'clients': min(values['clients'], 12),
       'examples_per_client': 20,
+      'panel_size': min(values.get('panel_size', 12), 12),
       'participation_probability': 0.7,
     }
     if places.mnist_dir is None and values['dataset'] == 'mnist':

@@ -10,11 +10,12 @@ Examples:
   python -m experiments.reproduce --all --tiny
 """
 
-import os
 import pathlib
 import sys
 
-from absl import app, flags, logging
+from absl import app, flags
+
+from experiments import startup
 
 _TABLE = flags.DEFINE_multi_enum(
   'table', [], ['1', '2', '3', '4'], 'Tables to reproduce.'
@@ -91,19 +92,5 @@ def _reproduce(tables: list[int], figures: list[int]) -> None:
   print(f'Page: {page}')
 
 
-def run() -> None:
-  """Runs the script."""
-  # As in `experiments.train`: Keras 2.14 breaks if it is imported in `app.run`.
-  app.define_help_flags()
-  app.parse_flags_with_usage(sys.argv)
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  import tensorflow as tf
-
-  tf.get_logger().setLevel('ERROR')
-  logging.set_verbosity(logging.ERROR)
-
-  app.run(main)
-
-
 if __name__ == '__main__':
-  run()
+  startup.start(main)

@@ -16,11 +16,14 @@ Examples:
 """
 
 import dataclasses
-import os
 import pathlib
 import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
 
-from absl import app, flags, logging
+from absl import app, flags
+
+from experiments import startup
 
 flags.DEFINE_enum(
   'dataset', 'digits', ['digits', 'mnist', 'aptos'], 'What to learn.'
@@ -284,19 +287,25 @@ def _train() -> None:
   print(run_report.write(directory, settings.to_dict(), outcome))
 
 
-def run() -> None:
-  """Runs the script."""
-  # --help and mistakes in flags are answered before the slow imports, which
-  # must come before `app.run`: Keras 2.14 breaks if it is first imported there.
-  app.define_help_flags()
-  app.parse_flags_with_usage(sys.argv)
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  import tensorflow as tf
+def run(
+  defaults: Optional[Mapping[str, Any]] = None, levels: Sequence[str] = ()
+) -> None:
+  """Runs the script.
 
-  tf.get_logger().setLevel('ERROR')
-  logging.set_verbosity(logging.ERROR)
-
-  app.run(main)
+  Args:
+    defaults: Values that flags have if they are not given.
+    levels: What --level may be; anything if empty.
+  """
+  for name, value in (defaults or {}).items():
+    flags.FLAGS.set_default(name, value)
+  if levels:
+    flags.register_validator(
+      'level',
+      lambda level: level in levels,
+      f'This script is for --level={"|".join(levels)}; for others use '
+      'experiments.train.',
+    )
+  startup.start(main)
 
 
 if __name__ == '__main__':

@@ -50,7 +50,8 @@ class ExampleGroups(NamedTuple):
   @classmethod
   def empty(cls) -> 'ExampleGroups':
     """Returns no groups."""
-    return cls(*(np.zeros(0, np.int64) for _ in range(4)), np.zeros(0))
+    none = np.zeros(0, np.int64)
+    return cls(none, none, none, none, np.zeros(0, np.float32))
 
   def moves(self) -> list[np.ndarray]:
     """Returns the squared moves of each group."""

@@ -1,4 +1,4 @@
-"""Tests of rounds with several groups of units, and of costs bounded elsewhere."""
+"""Tests of rounds of several groups, and of costs bounded elsewhere."""
 
 import copy
 import dataclasses

@@ -509,7 +509,7 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       return
     costs = self._unit_costs(event.groups)
     if self._composition == 'panel':
-      before = self._panels or (0.0,) * len(costs)
+      before = self._panels or (np.zeros(1),) * len(costs)
       self._panels = tuple(b + count * c for b, c in zip(before, costs))
       return
     kind = mean_bounds.ESTIMATORS[self._estimator]

@@ -124,6 +124,13 @@ class ParallelEvent(dp_accounting.DpEvent):
     return max(known) if len(known) == len(worst) else None
 
 
+def _convert_costs(costs: Iterable[float]) -> tuple[float, ...]:
+  result = tuple(float(cost) for cost in costs)
+  if not all(0 <= cost < np.inf for cost in result):
+    raise ValueError('costs must be finite and non-negative.')
+  return result
+
+
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class ReportedCostEvent(dp_accounting.DpEvent):
   """One round whose cost was bounded where the distances are.
@@ -140,7 +147,7 @@ class ReportedCostEvent(dp_accounting.DpEvent):
   """
 
   costs: tuple[float, ...] = attr.ib(
-    converter=lambda costs: tuple(float(cost) for cost in costs),
+    converter=_convert_costs,
     repr=lambda costs: f'<{len(costs)} orders>',
   )
   failure_probability: float = attr.ib(converter=float)
@@ -148,7 +155,6 @@ class ReportedCostEvent(dp_accounting.DpEvent):
   worst_case_squared_distance: float = attr.ib(converter=float)
 
   def __attrs_post_init__(self) -> None:
-    _check_costs(self.costs)
     validation.check_delta('failure_probability', self.failure_probability)
     validation.check_probability(
       'participation_probability', self.participation_probability
@@ -172,8 +178,3 @@ class Reporting(NamedTuple):
   estimator: str
   failure_probability: float
   power: int
-
-
-def _check_costs(costs: Iterable[float]) -> None:
-  if not all(0 <= cost < np.inf for cost in costs):
-    raise ValueError('costs must be finite and non-negative.')

@@ -102,9 +102,11 @@ def bound_of_client_costs(
   limit = reporting.power * worst_case_costs(
     worst_case, participation_probability, reporting
   )
+  first_sum, second_sum = np.asarray(sums['sums'])
   bound = client_costs.bound_from_sums(
     int(sums['count']),
-    *np.asarray(sums['sums']),
+    first_sum,
+    second_sum,
     limit,
     reporting.failure_probability,
     reporting.estimator,
@@ -179,15 +181,11 @@ class ReportedCosts(NamedTuple):
     costs = tff.federated_map(bound, (messages, sent_count))
     worst = self._build_worst(self._upper_example_costs)
     limit = tff.federated_map(worst, count)
-    sequential = self.mechanism.accounting == 'sequential'
-    reduce = (
-      secure_aggregation.secure_sum
-      if sequential
-      else secure_aggregation.secure_maximum
-    )
-    result = collections.OrderedDict(
-      count=count, example_costs=reduce(costs, limit)
-    )
+    if self.mechanism.accounting == 'sequential':
+      reduced = secure_aggregation.secure_sum(costs, limit)
+    else:
+      reduced = secure_aggregation.secure_maximum(costs, limit)
+    result = collections.OrderedDict(count=count, example_costs=reduced)
     if self.mechanism.level == 'joint':
       result['clients'] = self._sum_client_costs(messages, count)
     return tff.federated_zip(result)

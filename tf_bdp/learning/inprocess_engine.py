@@ -105,7 +105,7 @@ class InProcessEngine(engine.Engine):
     self._initial = self._flat([v.numpy() for v in self._variables])
     self._batches: Optional[example_batches.ExampleBatches] = None
     self._draws: dict[int, example_batches.Draw] = {}  # Of the current round.
-    chunk = self._chunk
+    chunk: Callable[..., Any] = self._chunk
     signature = [
       tf.TensorSpec([None, None], tf.int64),
       tf.TensorSpec([None], tf.int32),
@@ -331,7 +331,7 @@ class InProcessEngine(engine.Engine):
   ) -> _Chunk:
     """Computes the updates of a chunk, spread over the devices."""
     shared = [tf.constant(state.clip_norm)]
-    arguments = self._data.holdings
+    arguments: Callable[..., tuple[np.ndarray, ...]] = self._data.holdings
     if self._batches is not None:
       shared = [tf.constant(round_number), tf.constant(state.last_mean)]
       arguments = self._drawn
@@ -356,15 +356,20 @@ class InProcessEngine(engine.Engine):
     if self._batches is not None:  # Padded differently on each device.
       moves = [row for *_, part in outputs for row in part.numpy()]
       outputs = [part[:-1] for part in outputs]
-    updates, *rest = (tf.concat(parts, 0) for parts in zip(*outputs))
-    return _Chunk(updates, *(part.numpy() for part in rest), moves)
+    updates, usable, norms, squared = (
+      tf.concat(parts, 0) for parts in zip(*outputs)
+    )
+    return _Chunk(
+      updates, usable.numpy(), norms.numpy(), squared.numpy(), moves
+    )
 
   def _drawn(self, clients: Sequence[int]) -> tuple[np.ndarray, ...]:
     """Returns the batches of clients, padded to the largest of them."""
     draws = [self._draws[client] for client in clients]
     sizes = np.array([len(draw.indices) for draw in draws], np.int32)
     longest = max(sizes, default=0)
-    steps = self.mechanism.local_steps
+    assert self._batches is not None
+    steps = self._batches.mechanism.local_steps
     indices = np.zeros((len(clients), longest), np.int64)
     drawn = np.zeros((len(clients), steps, longest), bool)
     for row, draw in enumerate(draws):
@@ -403,7 +408,8 @@ class InProcessEngine(engine.Engine):
     last_mean: tf.Tensor,
   ) -> tuple[tf.Tensor, ...]:
     """The noisy updates of a chunk of clients, and their examples' moves."""
-    mechanism = self.mechanism
+    assert self._batches is not None
+    mechanism = self._batches.mechanism
     longest = tf.shape(indices)[1]
     reference = tf.zeros_like(last_mean)
     if mechanism.reference_is_last_mean:

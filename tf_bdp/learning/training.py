@@ -115,7 +115,9 @@ class TrainingConfig:
     self, mechanism: engine_lib.Mechanism, unit: str
   ) -> accountant_lib.BayesianAccountant:
     panel, steps, estimator = self.panel_size, self.rounds, self.estimator
-    if unit == 'example':
+    if isinstance(mechanism, instance_mechanism.InstanceMechanism) and (
+      unit == 'example'
+    ):
       panel, estimator = mechanism.panel_examples, self.example_estimator
       steps = instance_mechanism.total_steps(
         mechanism, self.rounds, self.client_count
@@ -261,7 +263,7 @@ def _run(
   bar = tqdm.tqdm(
     total=config.rounds, initial=progress.round_number, unit='round'
   )
-  columns = _COLUMNS
+  columns: tuple[str, ...] = _COLUMNS
   if len(engine.mechanism.units) > 1:
     columns += _EXAMPLE_COLUMNS
   metrics = _MetricsFile(directory, columns, progress.rows)
@@ -545,7 +547,7 @@ def _averaged_from_arrays(
 
 def _measured_to_arrays(measured: Sequence[Measured]) -> dict[str, np.ndarray]:
   """Returns what was measured in all rounds, each part in a row."""
-  arrays = {
+  arrays: dict[str, list[Any]] = {
     'squared_measures': [part.squared_measures for part in measured],
     'taking_part': [part.taking_part for part in measured],
   }
