@@ -219,7 +219,8 @@ _ACCOUNTINGS = {
   'aggregate': (
     'Aggregate accounting: the noise of all participants hides an example. It '
     'holds for the released mean only: the server, or whoever takes the mean, '
-    'must be trusted or see nothing but sums.'
+    'must be trusted or see nothing but sums, and clients that collude can '
+    'take their own noise away.'
   ),
 }
 
@@ -236,6 +237,20 @@ def _instance_notes(
     notes.append(
       'With several local steps the noise of other clients cannot be counted, '
       'so aggregate accounting is that of parallel.'
+    )
+  if not settings.get('secure_aggregation') and (
+    mechanism.averages_noise or mechanism.panel_examples
+  ):
+    notes.append(
+      'The largest cost of any client is that of those measured: the panel of '
+      'clients and, without a panel of examples, those who took part. Other '
+      'clients can bound their own loss by parallel accounting.'
+    )
+  if settings.get('examples_per_client'):
+    notes.append(
+      'An example counts as one at each client that holds it. Where data are '
+      'used again to fill more clients, a person who is at several of them is '
+      'protected less.'
     )
   if mechanism.clipping == 'batch':
     notes.append(

@@ -25,6 +25,11 @@ INSTANCE_LEVELS = (
 LEVELS = (*INSTANCE_LEVELS, 'joint', 'split')
 ACCOUNTINGS = ('sequential', 'parallel', 'aggregate')
 CLIPPINGS = ('batch', 'example')
+JOINT_IS_FOR_FED_SGD = (
+  'Joint privacy is for FedSGD only: in FedAvg every noisy step changes the '
+  'point at which the next gradient is taken, and the noise that remains in '
+  'the update is not what was added.'
+)
 
 
 class ExampleGroups(NamedTuple):
@@ -67,6 +72,8 @@ class InstanceMechanism:
 
   Several local steps each release this. The server takes the mean of what the
   n participants sent, and may add noise N(0, (z C / n̄)² I) of its own.
+  Sequential accounting is the paper's: it under-reports for a person who stays
+  with one client.
 
   Attributes:
     level: 'instance_sequential', 'instance_parallel', 'instance_aggregate';
@@ -146,6 +153,8 @@ class InstanceMechanism:
 
   def _check_combination(self) -> None:
     """Raises ValueError for settings that contradict each other."""
+    if self.panel_examples:
+      validation.check_positive_integer('panel_examples', self.panel_examples)
     if self.panel_examples and self.panel_examples < mean_bounds.FEWEST_UNITS:
       raise ValueError(
         f'panel_examples must be at least {mean_bounds.FEWEST_UNITS}, or 0 for '
@@ -158,11 +167,7 @@ class InstanceMechanism:
         'panel_examples at 0, or account by aggregate or parallel.'
       )
     if self.level == 'joint' and self.local_steps > 1:
-      raise ValueError(
-        'Joint privacy is for FedSGD only: with several local steps, every '
-        'noisy step changes the point at which the next gradient is taken, and '
-        'the noise that remains in the update is not what was added.'
-      )
+      raise ValueError(JOINT_IS_FOR_FED_SGD)
     counts_server_noise = self.level in ('joint', 'split') or (
       self.accounting == 'aggregate'
     )
@@ -257,10 +262,18 @@ class InstanceMechanism:
     """Returns q of the examples of a client that has `holding` of them."""
     if self.accounting == 'sequential':
       return min(self.batch_size, holding) / self.total_examples
-    probability = self.draw_probability(holding)
-    if self.averages_noise:
-      probability *= self.participation_probability
-    return probability
+    return self.draw_probability(holding)
+
+  def inclusion_probability(self, participants: int) -> float:
+    """Returns the chance of a client to be one of the n that took part.
+
+    A client that takes part shows by its noise and in the mean, whether or not
+    a unit of it is there, so that α is not the chance of being sampled unseen:
+    it counts by joint convexity only (see `BayesianGaussianEvent`). As n is
+    public, it is n / N.
+    """
+    clients = self.expected_clients / self.participation_probability
+    return min(1.0, participants / clients)
 
   def example_variance(self, participants: Any) -> Any:
     """The variance, over C², of the noise that hides a move of one client.
@@ -325,6 +338,9 @@ class InstanceMechanism:
         'Clients bound their own loss in parallel accounting. Found '
         f'accounting = {self.accounting!r}.'
       )
+    if not self.noise_multiplier:
+      clients = np.unique(groups.clients).tolist()
+      return {client: dp_accounting.NonPrivateDpEvent() for client in clients}
     parts: dict[int, list[dp_accounting.DpEvent]] = {}
     for client, moves, holding in zip(
       groups.clients, groups.moves(), groups.holdings
@@ -350,8 +366,15 @@ class InstanceMechanism:
       np.minimum(squared, worst),
       self.example_probability(holding),
       worst,
-      panel=bool(self.panel_examples),
+      bool(self.panel_examples),
+      self._example_inclusion(participants),
     )
+
+  def _example_inclusion(self, participants: int) -> float:
+    """Only in aggregate accounting are those charged who did not come."""
+    if self.averages_noise:
+      return self.inclusion_probability(participants)
+    return 1.0
 
   def client_event(
     self,
@@ -390,7 +413,7 @@ class InstanceMechanism:
     if squared.size < mean_bounds.FEWEST_UNITS:
       squared = np.full(mean_bounds.FEWEST_UNITS, worst)
     return events.BayesianGaussianEvent(
-      squared, self.participation_probability, worst, panel
+      squared, 1.0, worst, panel, self.inclusion_probability(participants)
     )
 
   def worst_case_client_squared_distance(self, participants: int) -> float:
@@ -441,6 +464,8 @@ class InstanceMechanism:
     """
     if not participants:
       return dp_accounting.NoOpDpEvent()
+    if not self.noise_multiplier:
+      return dp_accounting.NonPrivateDpEvent()
     if unit == 'client' and self.level == 'split':
       return self.server.reported_event(
         unit, costs, failure_probability, participants
@@ -449,8 +474,9 @@ class InstanceMechanism:
       return events.ReportedCostEvent(
         costs,
         failure_probability,
-        self.participation_probability,
+        1.0,
         self.worst_case_client_squared_distance(participants),
+        self.inclusion_probability(participants),
       )
     repeats = self.local_steps
     if self.accounting == 'sequential':
@@ -460,6 +486,7 @@ class InstanceMechanism:
       failure_probability,
       self.largest_example_probability,
       self.worst_case_squared_distance(participants),
+      self._example_inclusion(participants),
     )
     return dp_accounting.SelfComposedDpEvent(event, repeats)
 

@@ -16,6 +16,7 @@ from tf_bdp import validation
 from tf_bdp.accounting import (
   chord_table,
   events,
+  log_space,
   mean_bounds,
   sampled_gaussian,
 )
@@ -452,6 +453,8 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       kind = kinds['failure_probability' in sample]
       return kind.from_state(sample, len(self._orders))
 
+    if not all(samples for samples, _ in state):
+      raise ValueError('a round has no sample')
     return tuple(
       _Round(
         tuple(restored(sample) for sample in samples),
@@ -491,6 +494,11 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       raise ValueError(
         "composition='panel' adds up the costs of single units. For reported "
         "costs use composition='holder'."
+      )
+    if self._estimator == 'population':
+      raise ValueError(
+        "Reported costs are bounds, which may fail; estimator='population' "
+        'keeps nothing of delta for that. Use another.'
       )
     if len(event.costs) != len(self._orders):
       raise ValueError(
@@ -533,13 +541,15 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       )
       ends = np.cumsum([part.size for part in distances])[:-1]
       for i, part in zip(chosen, np.split(costs, ends)):
-        result[i] = part
+        result[i] = included(part, groups[i].inclusion_probability)
     return result
 
   def _worst_case_cost(self, group: events.BayesianGaussianEvent) -> np.ndarray:
     worst = group.worst_case_squared_distance
     return self._cost_at(
-      math.inf if worst is None else worst, group.participation_probability
+      math.inf if worst is None else worst,
+      group.participation_probability,
+      group.inclusion_probability,
     )
 
   def _costs(self, delta_for_bounds: float) -> np.ndarray:
@@ -568,11 +578,15 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     total = np.zeros(len(self._orders))
     for entry in self._entries:
       if entry.estimated == estimated:
-        total += entry.repeats * self._cost_at(*entry[:2])
+        cost = self._cost_at(*entry[:2], entry.inclusion_probability)
+        total += entry.repeats * cost
     return total
 
-  def _cost_at(self, squared_distance: float, q: float) -> np.ndarray:
-    return _cost_at(squared_distance, q, self._orders, self._direction)
+  def _cost_at(
+    self, squared_distance: float, q: float, inclusion: float
+  ) -> np.ndarray:
+    cost = _cost_at(squared_distance, q, self._orders, self._direction)
+    return included(cost, inclusion)
 
   def _estimated_rounds(self) -> int:
     return sum(entry.repeats for entry in self._entries if entry.estimated)
@@ -614,6 +628,16 @@ def _cost_at(
   return sampled_gaussian.log_moments([squared_distance], q, orders, direction)[
     0
   ]
+
+
+def included(costs: np.ndarray, probability: float) -> np.ndarray:
+  """Returns log(1 - a + a exp ℓ); see `BayesianGaussianEvent`."""
+  if probability == 1:
+    return costs
+  if probability == 0:
+    return np.zeros_like(costs)
+  log_excess = math.log(probability) + log_space.log_expm1(costs)
+  return log_space.log1p_exp(log_excess)
 
 
 def _check_panel(event: Any, sizes: list[int]) -> list[int]:

@@ -10,7 +10,7 @@ import dp_accounting
 
 from tf_bdp import validation
 from tf_bdp.accounting import accountant as accountant_lib
-from tf_bdp.accounting import events, ledger
+from tf_bdp.accounting import events, ledger, mean_bounds
 
 # A privacy loss distribution takes memory and time in proportion to ε over the
 # steps of its grid. Coarser steps are used for larger ε, which errs on the safe
@@ -195,6 +195,8 @@ def _dp_rows(
       Row(method, None, delta, None, 'there is no worst case')
       for method in ('DP, RDP', 'DP, PLD')
     ]
+  if any(entry.inclusion_probability < 1 for entry in entries):
+    return _dp_rows_with_inclusion(entries, delta)
   event = ledger.to_dp_event(_grouped(entries))
   accountant = dp_accounting.rdp.RdpAccountant().compose(event)
   epsilon, alpha = accountant.get_epsilon_and_optimal_order(delta)
@@ -209,6 +211,30 @@ def _dp_rows(
   pld.compose(event)
   epsilon = float(pld.get_epsilon(delta))
   return [*rows, Row('DP, PLD', epsilon, delta, None, 'any person')]
+
+
+def _dp_rows_with_inclusion(
+  entries: Sequence[ledger.Entry], delta: float
+) -> list[Row]:
+  """Returns DP's rows where dp_accounting has no event for the rounds."""
+  accountant = accountant_lib.BayesianAccountant(
+    'product', estimator='bernstein'
+  )
+  for entry in entries:
+    # As the accountant composes them; their own costs do not matter here.
+    event = events.BayesianGaussianEvent(
+      [entry.squared_distance] * mean_bounds.FEWEST_UNITS,
+      entry.participation_probability,
+      entry.squared_distance,
+      inclusion_probability=entry.inclusion_probability,
+    )
+    accountant.compose(event, entry.repeats)
+  epsilon = accountant.get_worst_case_epsilon(delta)
+  reason = 'not computed: whether clients take part is visible'
+  return [
+    Row('DP, RDP', epsilon, delta, None, 'any person; integer orders'),
+    Row('DP, PLD', None, delta, None, reason),
+  ]
 
 
 def format_table(rows: Sequence[Row]) -> str:

@@ -42,6 +42,10 @@ class BayesianGaussianEvent(dp_accounting.DpEvent):
       no cost is reported above that of differential privacy.
     panel: Whether the units are a panel: drawn once, and measured in the same
       order in every round, taking part or not.
+    inclusion_probability: The chance a that the unit's group, such as its
+      client, takes part at all, where that shows in the release even without
+      the unit. By joint convexity E[(p/q)^(λ+1)] is then at most
+      1 - a + a exp ℓ: less is gained than from being sampled unseen.
   """
 
   squared_distances: np.ndarray = attr.ib(
@@ -56,11 +60,11 @@ class BayesianGaussianEvent(dp_accounting.DpEvent):
     default=None, converter=attr.converters.optional(float)
   )
   panel: bool = False
+  inclusion_probability: float = attr.ib(default=1.0, converter=float)
 
   def __attrs_post_init__(self) -> None:
-    validation.check_probability(
-      'participation_probability', self.participation_probability
-    )
+    for name in ('participation_probability', 'inclusion_probability'):
+      validation.check_probability(name, getattr(self, name))
     worst = self.worst_case_squared_distance
     if worst is None:
       return
@@ -98,7 +102,12 @@ class ParallelEvent(dp_accounting.DpEvent):
       every round.
   """
 
-  groups: tuple[BayesianGaussianEvent, ...] = attr.ib(converter=tuple)
+  groups: tuple[BayesianGaussianEvent, ...] = attr.ib(
+    converter=tuple,
+    validator=attr.validators.deep_iterable(
+      attr.validators.instance_of(BayesianGaussianEvent)
+    ),
+  )
 
   def __attrs_post_init__(self) -> None:
     if not self.groups:
@@ -115,6 +124,11 @@ class ParallelEvent(dp_accounting.DpEvent):
   def participation_probability(self) -> float:
     """The largest q of all groups."""
     return max(group.participation_probability for group in self.groups)
+
+  @property
+  def inclusion_probability(self) -> float:
+    """The largest chance of a group to take part."""
+    return max(group.inclusion_probability for group in self.groups)
 
   @property
   def worst_case_squared_distance(self) -> Optional[float]:
@@ -144,6 +158,7 @@ class ReportedCostEvent(dp_accounting.DpEvent):
     failure_probability: δ′, the chance of each order's bound to fail.
     participation_probability: The largest q of any unit.
     worst_case_squared_distance: The largest r² that any unit could have.
+    inclusion_probability: As of `BayesianGaussianEvent`, the largest.
   """
 
   costs: tuple[float, ...] = attr.ib(
@@ -153,12 +168,12 @@ class ReportedCostEvent(dp_accounting.DpEvent):
   failure_probability: float = attr.ib(converter=float)
   participation_probability: float = attr.ib(converter=float)
   worst_case_squared_distance: float = attr.ib(converter=float)
+  inclusion_probability: float = attr.ib(default=1.0, converter=float)
 
   def __attrs_post_init__(self) -> None:
     validation.check_delta('failure_probability', self.failure_probability)
-    validation.check_probability(
-      'participation_probability', self.participation_probability
-    )
+    for name in ('participation_probability', 'inclusion_probability'):
+      validation.check_probability(name, getattr(self, name))
     validation.check_squared_distances(
       'worst_case_squared_distance', self.worst_case_squared_distance
     )

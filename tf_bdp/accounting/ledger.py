@@ -18,12 +18,14 @@ class Entry(NamedTuple):
     participation_probability: q.
     estimated: Whether sampled units stand for a smaller cost than this.
     repeats: How many such rounds in a row.
+    inclusion_probability: As of `BayesianGaussianEvent`.
   """
 
   squared_distance: float
   participation_probability: float
   estimated: bool
   repeats: int
+  inclusion_probability: float = 1.0
 
 
 # Events of which the cost is below that of the worst case.
@@ -68,7 +70,16 @@ def rounds_of(
   elif isinstance(event, Estimated):  # type: ignore[misc,arg-type]
     worst = event.worst_case_squared_distance
     worst = math.inf if worst is None else worst
-    yield event, Entry(worst, event.participation_probability, True, count)
+    yield (
+      event,
+      Entry(
+        worst,
+        event.participation_probability,
+        True,
+        count,
+        event.inclusion_probability,
+      ),
+    )
   elif isinstance(event, dp_accounting.NonPrivateDpEvent):
     yield None, Entry(math.inf, 1.0, False, count)
   elif isinstance(event, dp_accounting.PoissonSampledDpEvent):
@@ -102,7 +113,10 @@ def _squared_distance(event: dp_accounting.DpEvent) -> float:
 
 
 def to_dp_event(entries: Iterable[Entry]) -> dp_accounting.DpEvent:
-  """Returns the entries as an event for any accountant of dp_accounting."""
+  """Returns the entries as an event for any accountant of dp_accounting.
+
+  It has no event for what an `inclusion_probability` gains: that is left out.
+  """
   builder = dp_accounting.DpEventBuilder()
   for entry in entries:
     builder.compose(_dp_event_of(entry), entry.repeats)
@@ -124,7 +138,7 @@ def _dp_event_of(entry: Entry) -> dp_accounting.DpEvent:
 
 def appended(entries: tuple[Entry, ...], new: Entry) -> tuple[Entry, ...]:
   """Returns the entries with one more, merged into the last if it is alike."""
-  if entries and entries[-1][:3] == new[:3]:
+  if entries and entries[-1]._replace(repeats=new.repeats) == new:
     new = new._replace(repeats=entries[-1].repeats + new.repeats)
     entries = entries[:-1]
   return (*entries, new)
@@ -141,7 +155,7 @@ def to_state(entries: Iterable[Entry]) -> list[list[Any]]:
 def from_state(state: list[list[Any]]) -> tuple[Entry, ...]:
   """Restores what `to_state` returned; raises ValueError if it is not that."""
   entries = []
-  for squared_distance, q, estimated, repeats in state:
+  for squared_distance, q, estimated, repeats, inclusion in state:
     if squared_distance is None:
       squared_distance = math.inf
     else:
@@ -149,6 +163,7 @@ def from_state(state: list[list[Any]]) -> tuple[Entry, ...]:
     if not isinstance(estimated, bool):
       raise ValueError('an entry of the ledger is not one')
     validation.check_probability('participation_probability', q)
+    validation.check_probability('inclusion_probability', inclusion)
     validation.check_positive_integer('repeats', repeats)
-    entries.append(Entry(squared_distance, q, estimated, repeats))
+    entries.append(Entry(squared_distance, q, estimated, repeats, inclusion))
   return tuple(entries)

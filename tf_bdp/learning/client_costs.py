@@ -78,6 +78,18 @@ def log_moments(
   return tf.stack(columns, axis=1)
 
 
+def included(costs: tf.Tensor, probability: tf.Tensor) -> tf.Tensor:
+  """Returns log(1 - a + a exp ℓ), rounded up; see `BayesianGaussianEvent`.
+
+  Args:
+    costs: ℓ, of any shape.
+    probability: a, a scalar tensor.
+  """
+  log_excess = tf.math.log(_float64(probability)) + _log_expm1(_float64(costs))
+  result = tf.math.softplus(log_excess) * _ROUND_UP
+  return tf.where(costs > 0, tf.minimum(result, costs), tf.zeros_like(costs))
+
+
 def bound_of_mean(
   log_values: _TensorLike,
   usable: _TensorLike,

@@ -7,14 +7,14 @@ Both run in contexts that know secure sums; see `secure_aggregation`.
 
 import collections
 from collections.abc import Mapping
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tf_bdp import instance_mechanism
-from tf_bdp.accounting import events, sampled_gaussian
+from tf_bdp.accounting import accountant, events, sampled_gaussian
 from tf_bdp.learning import client_costs, private_steps, secure_aggregation
 
 Reporting = events.Reporting
@@ -26,6 +26,7 @@ def sum_client_costs(
   worst_case: tff.Value,
   participation_probability: float,
   reporting: Reporting,
+  inclusion: Optional[tff.Value] = None,
 ) -> tff.Value:
   """Sums what the bound of the clients' mean cost needs.
 
@@ -39,25 +40,30 @@ def sum_client_costs(
     worst_case: The largest possible r², at the server.
     participation_probability: q.
     reporting: How to bound.
+    inclusion: The inclusion probability, at the server; 1 by default.
 
   Returns:
     At the server what `bound_of_client_costs` takes.
   """
+  if inclusion is None:
+    inclusion = tff.federated_value(np.float64(1.0), tff.SERVER)
 
-  @tff.tensorflow.computation(np.float64)
-  def log_worst_case(worst):
+  def costs_at(
+    squared_distance: tf.Tensor, probability: tf.Tensor
+  ) -> tf.Tensor:
     costs = client_costs.log_moments(
-      worst[tf.newaxis], participation_probability, reporting.orders
+      squared_distance[tf.newaxis], participation_probability, reporting.orders
     )
-    return reporting.power * costs[0]
+    return reporting.power * client_costs.included(costs[0], probability)
 
-  @tff.tensorflow.computation(np.float64, np.bool_, np.float64)
-  def powered_costs(squared_distance, is_usable, worst):
+  @tff.tensorflow.computation(np.float64, np.float64)
+  def log_worst_case(worst, probability):
+    return costs_at(worst, probability)
+
+  @tff.tensorflow.computation(np.float64, np.bool_, np.float64, np.float64)
+  def powered_costs(squared_distance, is_usable, worst, probability):
     squared = tf.where(is_usable, tf.minimum(squared_distance, worst), 0.0)
-    costs = client_costs.log_moments(
-      squared[tf.newaxis], participation_probability, reporting.orders
-    )
-    return reporting.power * costs[0]
+    return costs_at(squared, probability)
 
   costs_type = tff.TensorType(np.float64, [len(reporting.orders)])
 
@@ -70,10 +76,15 @@ def sum_client_costs(
   def as_integer(is_usable):
     return tf.cast(is_usable, tf.int32)
 
-  limit = tff.federated_map(log_worst_case, worst_case)
+  limit = tff.federated_map(log_worst_case, (worst_case, inclusion))
   costs = tff.federated_map(
     powered_costs,
-    (squared_distances, usable, tff.federated_broadcast(worst_case)),
+    (
+      squared_distances,
+      usable,
+      tff.federated_broadcast(worst_case),
+      tff.federated_broadcast(inclusion),
+    ),
   )
   scale = secure_aggregation.secure_maximum(costs, limit)
   sums = secure_aggregation.secure_sum(
@@ -90,6 +101,7 @@ def bound_of_client_costs(
   worst_case: float,
   participation_probability: float,
   reporting: Reporting,
+  inclusion: float = 1.0,
 ) -> np.ndarray:
   """Returns (1/p) log E[exp p ℓ] of clients, bounded from `sum_client_costs`.
 
@@ -98,10 +110,12 @@ def bound_of_client_costs(
     worst_case: The largest possible r².
     participation_probability: q.
     reporting: How to bound.
+    inclusion: The inclusion probability.
   """
-  limit = reporting.power * worst_case_costs(
-    worst_case, participation_probability, reporting
-  )
+  costs = sampled_gaussian.log_moments(
+    [worst_case], participation_probability, reporting.orders
+  )[0]
+  limit = reporting.power * accountant.included(costs, inclusion)
   first_sum, second_sum = np.asarray(sums['sums'])
   bound = client_costs.bound_from_sums(
     int(sums['count']),
@@ -114,15 +128,6 @@ def bound_of_client_costs(
     float(secure_aggregation.resolution()),
   )
   return bound / reporting.power
-
-
-def worst_case_costs(
-  worst_case: float, participation_probability: float, reporting: Reporting
-) -> np.ndarray:
-  """Returns ℓ of the farthest unit, for every order."""
-  return sampled_gaussian.log_moments(
-    [worst_case], participation_probability, reporting.orders
-  )[0]
 
 
 class ReportedCosts(NamedTuple):
@@ -199,9 +204,15 @@ class ReportedCosts(NamedTuple):
       self.mechanism.largest_example_probability,
       self.examples.orders,
     )
+    costs = client_costs.included(costs, self._example_inclusion(count))
     # A little more, for the same number computed in another way is another.
     upper = costs[0] * (1.0 + 1e-9)
     return tf.tile(upper[tf.newaxis], [self.mechanism.local_steps, 1])
+
+  def _example_inclusion(self, count: tf.Tensor) -> tf.Tensor:
+    if self.mechanism.averages_noise:
+      return _inclusion_probability(self.mechanism, count)
+    return tf.constant(1.0, tf.float64)
 
   def _build_worst(
     self, function: Callable[[tf.Tensor], tf.Tensor]
@@ -221,7 +232,9 @@ class ReportedCosts(NamedTuple):
       variance = _example_variance(mechanism, count)
       probability = _example_probability(mechanism, message['holding'])
       worst = tf.reshape(mechanism.worst_case_move**2 / variance, [1])
+      inclusion = self._example_inclusion(count)
       limit = client_costs.log_moments(worst, probability, reporting.orders)[0]
+      limit = client_costs.included(limit, inclusion)
       moves = tf.cast(message['squared_moves'], tf.float64) / variance
       moves = tf.minimum(moves, worst)
       rows = []
@@ -232,7 +245,7 @@ class ReportedCosts(NamedTuple):
           reporting.orders,
         )
         row = client_costs.bound_of_mean(
-          costs,
+          client_costs.included(costs, inclusion),
           message['measured'][step],
           reporting.failure_probability,
           reporting.estimator,
@@ -263,6 +276,10 @@ class ReportedCosts(NamedTuple):
       number = tf.cast(tf.maximum(count, 1), tf.float64)
       return 1.0 / (number**2 * mechanism.mean_variance(number))
 
+    @tff.tensorflow.computation(np.int32)
+    def inclusion(count):
+      return _inclusion_probability(mechanism, count)
+
     distances = tff.federated_map(
       squared_distance,
       (messages.squared_norm, tff.federated_broadcast(count)),
@@ -271,8 +288,9 @@ class ReportedCosts(NamedTuple):
       distances,
       messages.usable,
       tff.federated_map(worst_case, count),
-      mechanism.participation_probability,
+      1.0,
       self.clients,
+      tff.federated_map(inclusion, count),
     )
 
   def read(self, metrics: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -283,8 +301,9 @@ class ReportedCosts(NamedTuple):
       result['client'] = bound_of_client_costs(
         metrics['clients'],
         self.mechanism.worst_case_client_squared_distance(max(1, count)),
-        self.mechanism.participation_probability,
+        1.0,
         self.clients,
+        self.mechanism.inclusion_probability(count),
       )
     return result
 
@@ -305,7 +324,12 @@ def _example_probability(
   holding = tf.cast(holding, tf.float64)
   if mechanism.accounting == 'sequential':
     return tf.minimum(batch, holding) / float(mechanism.total_examples)
-  probability = tf.minimum(batch / tf.maximum(holding, 1.0), 1.0)
-  if mechanism.averages_noise:
-    probability = probability * mechanism.participation_probability
-  return probability
+  return tf.minimum(batch / tf.maximum(holding, 1.0), 1.0)
+
+
+def _inclusion_probability(
+  mechanism: instance_mechanism.InstanceMechanism, count: tf.Tensor
+) -> tf.Tensor:
+  """`InstanceMechanism.inclusion_probability`, as TensorFlow operations."""
+  clients = mechanism.expected_clients / mechanism.participation_probability
+  return tf.minimum(tf.cast(count, tf.float64) / clients, 1.0)

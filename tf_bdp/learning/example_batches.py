@@ -27,6 +27,20 @@ class Draw(NamedTuple):
   step_count: int
 
 
+def _check_local_training(
+  mechanism: instance_mechanism.InstanceMechanism,
+) -> None:
+  """Raises ValueError for what FedAvg does not admit, even of one step."""
+  if mechanism.level == 'joint':
+    raise ValueError(instance_mechanism.JOINT_IS_FOR_FED_SGD)
+  if mechanism.averages_noise and mechanism.server_noise_multiplier:
+    raise ValueError(
+      'In fed_avg clients scale their noise by their learning rate, and the '
+      "server's noise cannot be added to it: server_noise_multiplier must be "
+      f'0. Found {mechanism.server_noise_multiplier}.'
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class ExampleBatches:
   """Draws batches, the same for the same seed, round and client.
@@ -45,7 +59,15 @@ class ExampleBatches:
   seed: int
 
   def __post_init__(self) -> None:
+    if self.algorithm.name != 'fed_sgd':
+      _check_local_training(self.mechanism)
     holdings = [self._holding(c) for c in range(self.data.client_count)]
+    for client, holding in enumerate(holdings):
+      if len(np.unique(self.data.indices(client))) < holding:
+        raise ValueError(
+          f'Client {client} holds an example several times: it would count for '
+          'more than one. Leave out the copies.'
+        )
     instance_mechanism.check_holdings(self.mechanism, holdings)
     steps = self.algorithm.local_steps(max(holdings), self.mechanism.batch_size)
     if self.mechanism.local_steps != steps:
