@@ -40,6 +40,7 @@ class Settings:
   algorithm: str = 'fed_sgd'
   rounds: int = 100
   learning_rate: float = 0.02
+  learning_rate_decay: float = 1.0
   momentum: float = 0.9
   average_iterates: float = 0.0
   client_learning_rate: float = 0.1
@@ -160,6 +161,7 @@ class Settings:
     return engine_lib.Algorithm(
       name=self.algorithm,
       learning_rate=self.learning_rate,
+      learning_rate_decay=self.learning_rate_decay,
       momentum=self.momentum,
       client_learning_rate=self.client_learning_rate,
       client_epochs=self.client_epochs,

@@ -103,6 +103,11 @@ flags.DEFINE_enum(
 )
 flags.DEFINE_integer('rounds', 100, 'The most rounds.')
 flags.DEFINE_float('learning_rate', 0.02, "The server's.")
+flags.DEFINE_float(
+  'learning_rate_decay',
+  1.0,
+  "What the server's learning rate is multiplied by in every round.",
+)
 flags.DEFINE_float('momentum', 0.9, "The server's.")
 flags.DEFINE_float(
   'average_iterates',

@@ -5,9 +5,10 @@ import itertools
 import math
 
 import dp_accounting
+import mpmath
 import numpy as np
 import pytest
-from scipy import special, stats
+from scipy import fft, special, stats
 
 from tests.accounting import oracles
 from tf_bdp import instance_mechanism
@@ -20,6 +21,7 @@ _ORDERS = (1, 2, 4, 8, 16)
 # σ, C, B, α, n̄, N and z, of which no two are alike.
 _SIGMA, _CLIP, _BATCH, _ALPHA, _EXPECTED, _TOTAL = 0.8, 1.5, 4, 0.25, 6.0, 400
 _SERVER = 0.7
+_CLIENTS = 24  # n̄ / α
 _LEVELS = instance_mechanism.LEVELS
 _INSTANCE_LEVELS = instance_mechanism.INSTANCE_LEVELS
 _CLIPPINGS = instance_mechanism.CLIPPINGS
@@ -197,7 +199,9 @@ def test_distances_of_clients_in_joint_are_those_of_zeroing_one_out(
     _CLIP,
     panel=True,
   )
-  assert found.participation_probability == _ALPHA
+  # That it takes part is seen, so nothing is gained but by its inclusion.
+  assert found.participation_probability == 1.0
+  assert found.inclusion_probability == pytest.approx(count / _CLIENTS)
   assert found.panel
   for update, squared_distance in zip(updates, found.squared_distances):
     others = np.sum(updates[: count - 1], axis=0)
@@ -233,11 +237,11 @@ def test_joint_without_more_noise_is_the_formula_of_section_5():
     ('instance_parallel', 20, 4 / 20),
     ('instance_parallel', 4, 1.0),
     ('instance_parallel', 3, 1.0),
-    # α B / N_i.
-    ('instance_aggregate', 20, 0.25 * 4 / 20),
-    ('instance_aggregate', 4, 0.25),
-    ('instance_aggregate', 3, 0.25),
-    ('joint', 20, 0.25 * 4 / 20),
+    # B / N_i, too: α counts as an inclusion.
+    ('instance_aggregate', 20, 4 / 20),
+    ('instance_aggregate', 4, 1.0),
+    ('instance_aggregate', 3, 1.0),
+    ('joint', 20, 4 / 20),
     ('split', 20, 4 / 20),
   ],
 )
@@ -254,7 +258,7 @@ def test_the_probability_of_an_example(level, holding, expected):
   [
     ('joint', 'sequential', 4 / 400),
     ('joint', 'parallel', 4 / 20),
-    ('joint', 'aggregate', 0.25 * 4 / 20),
+    ('joint', 'aggregate', 4 / 20),
     ('split', 'sequential', 4 / 400),
     ('split', 'parallel', 4 / 20),
   ],
@@ -267,6 +271,49 @@ def test_joint_and_split_count_examples_as_they_are_told(
   instance = _mechanism(f'instance_{accounting}')
   groups = _random_groups(3)
   assert mechanism.example_event(groups, 3) == instance.example_event(groups, 3)
+
+
+@pytest.mark.parametrize('level', _LEVELS)
+@pytest.mark.parametrize('steps', [1, 2])
+@pytest.mark.parametrize('count', [1, 6, 24, 30])
+def test_examples_are_included_as_n_of_all_clients_only_in_aggregate(
+  level, steps, count
+):
+  if level == 'joint' and steps > 1:
+    return  # Refused; see below.
+  mechanism = _mechanism(level, local_steps=steps)
+  # Of several steps others' noise does not count: each is seen by itself.
+  amplified = level in ('instance_aggregate', 'joint') and steps == 1
+  expected = min(1.0, count / _CLIENTS) if amplified else 1.0
+  groups = _random_groups(2, steps=steps)
+  for group in _sampled(mechanism.example_event(groups, count)):
+    assert group.inclusion_probability == pytest.approx(expected, rel=1e-12)
+  reported = mechanism.reported_event('example', np.ones(5), 1e-9, count)
+  for part, entry in ledger.rounds_of(reported):
+    assert part.inclusion_probability == pytest.approx(expected, rel=1e-12)
+    assert entry.inclusion_probability == part.inclusion_probability
+
+
+def test_given_n_a_client_is_one_of_them_with_n_of_all():
+  # Poisson sampling, by enumeration: Pr[i takes part | n took part].
+  alpha, clients = 0.3, 6
+  mechanism = _mechanism(
+    participation_probability=alpha, expected_clients=alpha * clients
+  )
+  for count in range(clients + 1):
+    rounds = [
+      comers
+      for comers in itertools.product((False, True), repeat=clients)
+      if sum(comers) == count
+    ]
+    weights = [
+      math.prod(alpha if came else 1 - alpha for came in comers)
+      for comers in rounds
+    ]
+    mine = sum(w for w, comers in zip(weights, rounds) if comers[0])
+    assert mechanism.inclusion_probability(count) == pytest.approx(
+      mine / sum(weights), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize('level', _LEVELS)
@@ -421,7 +468,7 @@ def test_the_ledger_of_examples_is_that_of_dp_accounting(level, clipping):
   if mechanism.accounting == 'sequential':
     q, count = _BATCH / _TOTAL, 4 * 10
   elif mechanism.accounting == 'aggregate':
-    q, z = _ALPHA * _BATCH / 20, z * 2.0  # The root of n.
+    z *= 2.0  # The root of n; what n of all clients gains is left out.
   event = dp_accounting.PoissonSampledDpEvent(
     q, dp_accounting.GaussianDpEvent(z)
   )
@@ -445,6 +492,17 @@ def _log_costs(squared_distances, q, orders=_ORDERS):
       for r2 in squared_distances
     ]
   )
+
+
+def _included(log_costs, probability):
+  """log(1 - a + a exp ℓ), in 60 digits."""
+
+  def included(cost):
+    with mpmath.workdps(60):
+      excess = mpmath.mpf(probability) * mpmath.expm1(mpmath.mpf(cost))
+      return float(mpmath.log1p(excess))
+
+  return np.vectorize(included, otypes=[float])(log_costs)
 
 
 def _population_epsilon(event, count=1):
@@ -480,12 +538,15 @@ def test_sequential_costs_are_the_sum_over_clients():
 def test_the_other_costs_are_the_maximum_over_clients(level):
   mechanism = _mechanism(level)
   event = mechanism.example_event(_groups(_parts()), 3)
-  variance, alpha = _SIGMA**2, 1.0
+  variance, inclusion = _SIGMA**2, 1.0
   if level == 'instance_aggregate':
-    variance, alpha = 3 * _SIGMA**2, _ALPHA
+    variance, inclusion = 3 * _SIGMA**2, 3 / _CLIENTS
   by_client = [
     oracles.log_mean_exp(
-      _log_costs(np.array(moves) / variance, alpha * min(1, _BATCH / holding))
+      _included(
+        _log_costs(np.array(moves) / variance, min(1, _BATCH / holding)),
+        inclusion,
+      )
     )
     for _, _, holding, moves in _parts()
   ]
@@ -789,6 +850,38 @@ def test_without_noise_a_round_is_not_private(level, count):
   assert mechanism.worst_case_squared_distance(count) == math.inf
 
 
+@pytest.mark.parametrize('level', _LEVELS)
+def test_without_noise_reported_rounds_are_not_private(level):
+  mechanism = _mechanism(
+    level, noise_multiplier=0.0, server_noise_multiplier=0.0
+  )
+  for unit in mechanism.units:
+    event = mechanism.reported_event(unit, np.zeros(5), 1e-9, 4)
+    assert isinstance(event, dp_accounting.NonPrivateDpEvent)
+  # Not for want of examples, either.
+  (*_, event) = mechanism.events(
+    np.zeros(0),
+    np.zeros(0, bool),
+    instance_mechanism.ExampleGroups.empty(),
+    *(4, _CLIP, False),
+  ).values()
+  assert isinstance(event, dp_accounting.NonPrivateDpEvent)
+
+
+@pytest.mark.parametrize('level', ['instance_parallel', 'split', 'joint'])
+def test_without_noise_no_client_has_a_bound_of_its_own(level):
+  mechanism = _mechanism(
+    level,
+    accounting='parallel',
+    noise_multiplier=0.0,
+    server_noise_multiplier=0.0,
+  )
+  found = mechanism.local_events(_random_groups(3), 3)
+  assert sorted(found) == [0, 1, 2]
+  for event in found.values():
+    assert isinstance(event, dp_accounting.NonPrivateDpEvent)
+
+
 def test_the_servers_noise_alone_protects_where_only_the_mean_is_released():
   mechanism = _mechanism(
     'joint', noise_multiplier=0.0, server_noise_multiplier=_SERVER
@@ -916,17 +1009,17 @@ def test_bounds_that_clients_report_give_the_epsilon_of_their_distances(
       # What the clients would compute, and its maximum or sum.
       bounds = []
       for group in part.groups:
-        q = group.participation_probability
-        worst = [group.worst_case_squared_distance]
-        bounds.append(
-          mean_bounds.student_t(
-            total
-            * sampled_gaussian.log_moments(group.squared_distances, q, _ORDERS),
-            failure,
-            total * sampled_gaussian.log_moments(worst, q, _ORDERS)[0],
-          )
-          / total
+        squared = np.append(
+          group.squared_distances, group.worst_case_squared_distance
         )
+        all_costs = total * _included(
+          sampled_gaussian.log_moments(
+            squared, group.participation_probability, _ORDERS
+          ),
+          clients / _CLIENTS if mechanism.averages_noise else 1.0,
+        )
+        bound = mean_bounds.student_t(all_costs[:-1], failure, all_costs[-1])
+        bounds.append(bound / total)
       costs = costs + np.max(bounds, axis=0)
     reported.compose(
       mechanism.reported_event('example', costs, failure, clients)
@@ -937,13 +1030,16 @@ def test_bounds_that_clients_report_give_the_epsilon_of_their_distances(
   assert reported.ledger == measured.ledger
 
 
-@pytest.mark.parametrize('level', ['joint', 'split'])
-def test_reported_costs_of_clients_are_taken_as_they_are(level):
+@pytest.mark.parametrize(
+  'level, q, inclusion', [('joint', 1.0, 4 / _CLIENTS), ('split', _ALPHA, 1.0)]
+)
+def test_reported_costs_of_clients_are_taken_as_they_are(level, q, inclusion):
   mechanism = _mechanism(level)
   event = mechanism.reported_event('client', np.arange(5.0), 1e-9, 4)
   assert event.costs == (0.0, 1.0, 2.0, 3.0, 4.0)
   assert event.failure_probability == 1e-9
-  assert event.participation_probability == _ALPHA
+  assert event.participation_probability == q
+  assert event.inclusion_probability == pytest.approx(inclusion)
   assert event.worst_case_squared_distance == (
     mechanism.worst_case_client_squared_distance(4)
   )
@@ -984,8 +1080,8 @@ def test_holder_is_told_how_many_costs_can_be_added_up(level, steps, expected):
     (
       'joint',
       {'local_steps': 2},
-      'FedSGD only: with several local steps, every noisy step changes the '
-      'point at which the next gradient is taken',
+      'FedSGD only: in FedAvg every noisy step changes the point at which '
+      'the next gradient is taken',
     ),
     (
       'split',
@@ -1033,7 +1129,21 @@ def test_holder_is_told_how_many_costs_can_be_added_up(level, steps, expected):
       "is for level 'joint'. Found 'split'",
     ),
     ('joint', {'panel_examples': 2}, 'panel_examples must be at least 3'),
-    ('joint', {'panel_examples': -1}, 'panel_examples must be at least 3'),
+    (
+      'joint',
+      {'panel_examples': -1},
+      'panel_examples must be a positive integer. Found -1',
+    ),
+    (
+      'joint',
+      {'panel_examples': 3.5},
+      r'panel_examples must be a positive integer. Found 3\.5',
+    ),
+    (
+      'joint',
+      {'panel_examples': math.nan},
+      'panel_examples must be a positive integer. Found nan',
+    ),
     (
       'instance_parallel',
       {'accounting': 'aggregate'},
@@ -1115,239 +1225,485 @@ def test_clients_that_hold_enough_are_not():
 
 # --- The truth: divergences of what is released, integrated numerically.
 #
-# What is released is the mean of n noisy vectors. The unit is in it with
-# probability q, in the place of what stands for it otherwise; the others are
-# fixed. The world with the unit is the mixture, the world without it is one
-# Gaussian.
+# What is released is the mean of n noisy vectors. With probability a = n/N the
+# unit's client is one of them, and that shows: it brings its place in the mean.
+# So the two worlds are
+#
+#   P = (1 - a) A + a B1 with the unit,    Q = (1 - a) A + a B0 without it,
+#
+# where A is the release of n others; B0 that of n - 1 others and of the client
+# without the unit, and B1 with it. All are mixtures of Gaussians, over who
+# takes part and what is drawn.
 
 
 @dataclasses.dataclass(frozen=True)
-class _World:
-  """Means and variance of a release, with and without the unit."""
+class _Worlds:
+  """Mixtures of Gaussians with and without a unit, of the same variance.
 
+  Attributes:
+    weights: Of the parts.
+    present: Their means with the unit, [parts, dimensions].
+    absent: Their means without it.
+    variance: Of all parts.
+  """
+
+  weights: np.ndarray
   present: np.ndarray
   absent: np.ndarray
   variance: float
-  q: float
 
   def log_density(self, points, with_unit):
     """Of points [..., dimensions]."""
-    q = self.q if with_unit else 0.0
-    parts = [
-      self._log_gaussian(points, mean) + np.log(weight)
-      for mean, weight in ((self.absent, 1 - q), (self.present, q))
-      if weight
+    means = self.present if with_unit else self.absent
+    squared = np.stack([np.sum((points - m) ** 2, axis=-1) for m in means], -1)
+    constant = means.shape[1] / 2 * math.log(2 * math.pi * self.variance)
+    return special.logsumexp(
+      -squared / (2 * self.variance) - constant, axis=-1, b=self.weights
+    )
+
+  def axes(self, order, width):
+    """A grid that holds the mass of all integrands up to an order.
+
+    Point by point P^(λ+1) Q^(-λ) is at most the mean of that of the parts, for
+    it is jointly convex; that of a part is around (λ+1) p - λ q.
+    """
+    shift = self.present - self.absent
+    centres = [self.absent - order * shift, self.present + order * shift]
+    margin, step = 12 * self.deviation, width * self.deviation
+    return [
+      np.arange(low - margin, high + margin, step)
+      for low, high in zip(np.min(centres, (0, 1)), np.max(centres, (0, 1)))
     ]
-    return np.logaddexp.reduce(parts, axis=0)
 
-  def _log_gaussian(self, points, mean):
-    squared = np.sum((points - mean) ** 2, axis=-1)
-    constant = mean.size / 2 * math.log(2 * math.pi * self.variance)
-    return -squared / (2 * self.variance) - constant
+  @property
+  def deviation(self):
+    return math.sqrt(self.variance)
 
-  def log_moment(self, order, numerator_has_unit, width):
-    """λ D_{λ+1} of the two worlds, by the trapezoidal rule.
+  def log_moments(self, orders, width):
+    """λ D_{λ+1}(P‖Q) and λ D_{λ+1}(Q‖P), by the trapezoidal rule.
 
     Of analytic functions that vanish at both ends it is exact up to
     exp(-const / width).
 
     Args:
-      order: λ.
-      numerator_has_unit: Whether it is D(with ‖ without).
+      orders: All λ.
       width: Of the grid's steps, in deviations.
     """
-    deviation = math.sqrt(self.variance)
-    shift = self.present - self.absent
-    axes, volume = [], 1.0
-    for middle, move in zip(self.absent, shift):
-      # The integrand's mass moves up to λ + 1 times as far as the mean.
-      ends = np.sort([-order * move, (order + 1) * move])
-      steps = np.arange(
-        ends[0] / deviation - 12, ends[1] / deviation + 12, width
-      )
-      axes.append(middle + deviation * steps)
-      volume *= width * deviation
+    axes = self.axes(max(orders), width)
     points = np.stack(np.meshgrid(*axes, indexing='ij'), axis=-1)
-    numerator = self.log_density(points, numerator_has_unit)
-    denominator = self.log_density(points, not numerator_has_unit)
-    terms = (order + 1) * numerator - order * denominator
-    return float(special.logsumexp(terms) + math.log(volume))
+    volume = math.log(width * self.deviation) * len(axes)
+    p, q = (self.log_density(points, with_unit) for with_unit in (True, False))
+    return np.array(
+      [
+        [special.logsumexp(top + order * (top - bottom)) for order in orders]
+        for top, bottom in ((p, q), (q, p))
+      ]
+    ) + np.float64(volume)
 
 
-def _joint_world(mechanism, updates, reference, q):
-  """Of the last client; what stands for an absent one carries noise as well."""
-  count = len(updates)
-  return _World(
-    np.mean(updates, axis=0),
-    np.mean([*updates[:-1], reference], axis=0),
+def _choices(others, count):
+  """All choices of so many others; one, if they are all alike."""
+  if all(np.array_equal(other, others[0]) for other in others):
+    return [tuple(others[:count])]
+  return list(itertools.combinations(others, count))
+
+
+def _client_worlds(mechanism, others, update, reference, count):
+  """Of a client that may be one of the n, beside all choices of others."""
+  inclusion = count / (len(others) + 1)
+  rounds = []
+  with_client = _choices(others, count - 1)
+  for chosen in with_client:
+    present, absent = ([*chosen, mine] for mine in (update, reference))
+    rounds.append((inclusion / len(with_client), present, absent))
+  if inclusion < 1:
+    without = _choices(others, count)
+    rounds += [((1 - inclusion) / len(without), c, c) for c in without]
+  weights, present, absent = zip(*rounds)
+  return _Worlds(
+    np.array(weights),
+    np.mean(present, axis=1),
+    np.mean(absent, axis=1),
     _mean_variance(mechanism, count),
-    q,
   )
 
 
-def _aggregate_world(mechanism, batches, newcomer, q):
-  """Of an example that may be drawn into the last client's batch."""
-  sent = [_sent(mechanism, batch) for batch in batches]
-  joined = _sent(mechanism, np.concatenate([batches[-1], [newcomer]]))
-  return _World(
-    np.mean([*sent[:-1], joined], axis=0),
-    np.mean(sent, axis=0),
-    _mean_variance(mechanism, len(batches)),
-    q,
+def _example_worlds(mechanism, others, held, example, count):
+  """Of an example that may be in the batch of a client that may be there.
+
+  Args:
+    mechanism: Whose batches.
+    others: What the other clients send, without noise.
+    held: The other examples of its client.
+    example: Its gradient.
+    count: n.
+  """
+  chance = min(1.0, mechanism.batch_size / (len(held) + 1))
+  parts = []
+  for drawn in itertools.product((False, True), repeat=len(held)):
+    weight = math.prod(chance if d else 1 - chance for d in drawn)
+    if not weight:
+      continue
+    rest = np.array(held)[list(drawn)]
+    without = _sent(mechanism, rest)
+    joined = _sent(mechanism, np.concatenate([rest, [example]]))
+    for probability, mine in ((chance, joined), (1 - chance, without)):
+      if probability:
+        worlds = _client_worlds(mechanism, others, mine, without, count)
+        parts.append((weight * probability * worlds.weights, worlds))
+  means, which = np.unique(
+    [
+      np.concatenate([present, absent])
+      for _, worlds in parts
+      for present, absent in zip(worlds.present, worlds.absent)
+    ],
+    axis=0,
+    return_inverse=True,
+  )
+  weights = np.concatenate([weights for weights, _ in parts])
+  return _Worlds(
+    np.bincount(which.ravel(), weights),
+    *np.split(means, 2, axis=1),
+    _mean_variance(mechanism, count),
   )
 
 
-def _assert_exact(world, event, orders, width):
-  """The event's log-moment is the larger direction's of the true ones."""
-  group = event.groups[0]
-  assert group.participation_probability == pytest.approx(world.q, rel=1e-12)
-  found = sampled_gaussian.log_moments(
-    group.squared_distances[:1], group.participation_probability, orders
-  )[0]
-  for order, cost in zip(orders, found):
-    forward = world.log_moment(order, True, width)
-    reverse = world.log_moment(order, False, width)
-    assert cost == pytest.approx(forward, rel=1e-7, abs=1e-12)
-    assert reverse <= cost * (1 + 1e-7) + 1e-12
+def _farthest_move(mechanism, held, example):
+  """The largest squared move over C² of an example, by what else is drawn."""
+  return max(
+    _squared_moves(mechanism, np.concatenate([rest, [example]]))[-1]
+    for drawn in itertools.product((False, True), repeat=len(held))
+    for rest in [np.array(held)[list(drawn)]]
+  )
 
 
-_worlds = pytest.mark.parametrize(
+def _accounted(event, orders):
+  """The cost at every order, from ε of an accountant of that order alone."""
+  costs = []
+  for order in orders:
+    accountant = _accountant(
+      orders=(order,), estimator='population', conversion='chernoff'
+    )
+    epsilon = accountant.compose(event).get_epsilon(0.5)
+    costs.append(order * epsilon + math.log(0.5))
+  return np.array(costs)
+
+
+def _assert_covered(worlds, event, orders, width, exact=False):
+  """The accounted cost is at least both true ones, or the larger of them."""
+  costs = _accounted(event, orders)
+  truth = worlds.log_moments(orders, width)
+  assert np.all(truth <= costs * (1 + 1e-9) + 1e-12)
+  if exact:
+    np.testing.assert_allclose(costs, truth[0], rtol=1e-7, atol=1e-12)
+  return costs, truth
+
+
+_spaces = pytest.mark.parametrize(
   'size, orders, width',
-  [(1, (1, 2, 5, 16), 0.02), (2, (1, 2, 4), 0.125)],
+  [(1, tuple(range(1, 17)), 0.05), (2, (1, 2, 5, 16), 0.25)],
   ids=['line', 'plane'],
+)
+_alphas = pytest.mark.parametrize('alpha', [0.05, 0.5, 1.0])
+
+
+def _benign(clients, size):
+  """What clients of all kinds send."""
+  generator = np.random.default_rng([clients, size])
+  vectors = generator.normal(size=(clients, size))
+  return np.array([_clip(vector, _CLIP) for vector in vectors])
+
+
+def _adversarial(clients, size):
+  """What clients send that all go one way as far as they can."""
+  return np.repeat(-_CLIP * np.eye(size)[:1], clients, axis=0)
+
+
+# How the others are, and n for each α, with few choices of n out of N.
+_crowds = pytest.mark.parametrize(
+  'crowd, alpha, count',
+  [
+    *((_benign, *pair) for pair in ((0.05, 1), (0.5, 1), (0.5, 2))),
+    *((_benign, 1.0, count) for count in (1, 2, 6)),
+    *(
+      (_adversarial, alpha, count)
+      for alpha in (0.05, 0.5, 1.0)
+      for count in (1, 10)
+    ),
+  ],
 )
 
 
-@_worlds
-@pytest.mark.parametrize('count', [1, 2, 6])
-@pytest.mark.parametrize('alpha', [0.05, 0.5, 1.0])
+def _sampling(alpha, count):
+  """The settings, and N, with which n is the expected number."""
+  clients = round(count / alpha)
+  return clients, {
+    'participation_probability': alpha,
+    'expected_clients': float(count),
+  }
+
+
+@_spaces
+@_crowds
 @pytest.mark.parametrize(
   'settings',
   [
     {},
+    {'noise_multiplier': 2.0},
     {'server_noise_multiplier': _SERVER},
     {'reference_is_last_mean': True},
     {'clipping': 'example', 'noise_multiplier': 3.0},
   ],
-  ids=['plain', 'server', 'last mean', 'example'],
+  ids=['plain', 'noise', 'server', 'last mean', 'example'],
 )
-def test_the_cost_of_a_client_in_joint_is_the_divergence_of_releases(
-  size, orders, width, count, alpha, settings
+def test_a_client_in_joint_costs_at_least_the_divergence_of_releases(
+  size, orders, width, crowd, alpha, count, settings
 ):
-  mechanism = _mechanism('joint', participation_probability=alpha, **settings)
-  generator = np.random.default_rng(count)
-  updates = [
-    _clip(vector, _CLIP) for vector in generator.normal(size=(count, size))
-  ]
+  clients, sampling = _sampling(alpha, count)
+  mechanism = _mechanism('joint', **sampling, **settings)
+  others = crowd(clients - 1, size)
+  update = -_adversarial(1, size)[0]
   reference = np.zeros(size)
   if mechanism.reference_is_last_mean:
-    reference = _clip(generator.normal(size=size), _CLIP)
+    reference = update * np.array([-0.7, 0.2])[:size]
   event = mechanism.client_event(
-    np.full(3, np.sum((updates[-1] - reference) ** 2)),
+    np.full(3, np.sum((update - reference) ** 2)),
     np.ones(3, bool),
     *(count, _CLIP, False),
   )
-  world = _joint_world(mechanism, updates, reference, alpha)
-  _assert_exact(world, event, orders, width)
+  worlds = _client_worlds(mechanism, others, update, reference, count)
+  _assert_covered(worlds, event, orders, width, exact=alpha == 1)
 
 
-@_worlds
-@pytest.mark.parametrize('count', [1, 2, 6])
+@_spaces
+@_crowds
 @pytest.mark.parametrize('clipping', _CLIPPINGS)
 @pytest.mark.parametrize('server', [0.0, _SERVER])
-@pytest.mark.parametrize('level', ['instance_aggregate', 'joint'])
-def test_the_cost_of_an_example_in_aggregate_is_the_divergence_of_releases(
-  size, orders, width, count, clipping, server, level
+@pytest.mark.parametrize('batch', [1, 3])
+def test_an_example_in_aggregate_costs_at_least_the_divergence_of_releases(
+  size, orders, width, crowd, alpha, count, clipping, server, batch
 ):
+  clients, sampling = _sampling(alpha, count)
   mechanism = _mechanism(
-    level, clipping=clipping, server_noise_multiplier=server
+    clipping=clipping,
+    batch_size=batch,
+    server_noise_multiplier=server,
+    **sampling,
   )
-  batches = _batches(count, seed=count, size=size)
-  newcomer = np.full(size, -2.0)
-  q = _ALPHA * _BATCH / 9
-  world = _aggregate_world(mechanism, batches, newcomer, q)
-  whole = np.concatenate([batches[-1], [newcomer]])
-  moves = _squared_moves(mechanism, whole)[-1]
-  event = mechanism.example_event(_groups([(0, 0, 9, [moves] * 3)]), count)
-  _assert_exact(world, event, orders, width)
+  others = crowd(clients - 1, size)
+  example = -3 * _adversarial(1, size)[0]
+  held = [-0.5 * example, example[::-1] / 4]  # So that N_i = 3.
+  worlds = _example_worlds(mechanism, others, held, example, count)
+  move = _farthest_move(mechanism, held, example)
+  event = mechanism.example_event(_groups([(0, 0, 3, [move] * 3)]), count)
+  assert event.participation_probability == pytest.approx(batch / 3)
+  _assert_covered(worlds, event, orders, width)
 
 
+@_spaces
+@pytest.mark.parametrize('count', [1, 2, 6])
 @pytest.mark.parametrize('server', [0.0, _SERVER])
-def test_the_farthest_client_of_joint_costs_what_the_worst_case_does(server):
-  mechanism = _mechanism('joint', server_noise_multiplier=server)
-  for count in (1, 4):
-    updates = [np.array([-_CLIP])] * (count - 1) + [np.array([_CLIP])]
-    world = _joint_world(mechanism, updates, np.zeros(1), _ALPHA)
-    worst = mechanism.worst_case_client_squared_distance(count)
-    found = sampled_gaussian.log_moments([worst], _ALPHA, _ORDERS)[0]
-    np.testing.assert_allclose(
-      found,
-      [world.log_moment(order, True, 0.02) for order in _ORDERS],
-      rtol=1e-7,
-    )
+@pytest.mark.parametrize('clipping, batch', [('example', 1), ('batch', 3)])
+def test_where_everybody_comes_the_cost_of_an_example_is_the_divergence(
+  size, orders, width, count, server, clipping, batch
+):
+  _, sampling = _sampling(1.0, count)
+  mechanism = _mechanism(
+    clipping=clipping,
+    batch_size=batch,
+    server_noise_multiplier=server,
+    **sampling,
+  )
+  example = np.full(size, -2.0)
+  # Moving nothing, they hide nothing.
+  held = np.zeros((2, size))
+  worlds = _example_worlds(
+    mechanism, _benign(count - 1, size), held, example, count
+  )
+  whole = np.concatenate([held, [example]])
+  move = _squared_moves(mechanism, whole)[-1]
+  event = mechanism.example_event(_groups([(0, 0, 3, [move] * 3)]), count)
+  _assert_covered(worlds, event, orders, width, exact=True)
+
+
+def test_where_everybody_comes_an_example_that_is_drawn_less_costs_less():
+  # So that what is exact above is of q < 1, too.
+  mechanism = _mechanism(
+    batch_size=1,
+    clipping='example',
+    participation_probability=1.0,
+    expected_clients=2.0,
+  )
+  costs = [
+    _accounted(mechanism.example_event(_groups([(0, 0, n, [1.0] * 3)]), 2), [2])
+    for n in (1, 3, 9)
+  ]
+  assert costs[0] > 2 * costs[1] > 4 * costs[2] > 0
+
+
+def test_with_little_noise_the_cost_of_inclusion_is_reached():
+  # Whether the client is there is plain to see: nothing better can be said.
+  clients, sampling = _sampling(0.05, 1)
+  mechanism = _mechanism('joint', noise_multiplier=0.15, **sampling)
+  update = np.array([_CLIP])
+  worlds = _client_worlds(
+    mechanism, _adversarial(clients - 1, 1), update, np.zeros(1), 1
+  )
+  event = mechanism.client_event(
+    np.full(3, _CLIP**2), np.ones(3, bool), 1, _CLIP, False
+  )
+  costs, truth = _assert_covered(worlds, event, _ORDERS, 0.02)
+  np.testing.assert_allclose(truth[0], costs, rtol=1e-3)
+
+
+# What the cost would be if α were the chance of being sampled unseen, as it was
+# before: these are cases where the tests above would have failed.
+
+
+def _unseen(event, alpha, orders):
+  group = event.groups[0]
+  q = alpha * group.participation_probability
+  return sampled_gaussian.log_moments(group.squared_distances[:1], q, orders)[0]
+
+
+@pytest.mark.parametrize('alpha', [0.05, 0.5])
+@pytest.mark.parametrize('count', [1, 10])
+@pytest.mark.parametrize('server', [0.0, _SERVER])
+def test_clients_in_joint_lose_more_than_if_they_were_sampled_unseen(
+  alpha, count, server
+):
+  clients, sampling = _sampling(alpha, count)
+  mechanism = _mechanism('joint', server_noise_multiplier=server, **sampling)
+  event = mechanism.client_event(
+    np.full(3, _CLIP**2), np.ones(3, bool), count, _CLIP, False
+  )
+  worlds = _client_worlds(
+    mechanism,
+    _adversarial(clients - 1, 1),
+    *(np.array([_CLIP]), np.zeros(1), count),
+  )
+  costs, truth = _assert_covered(worlds, event, (1, 2, 4, 8), 0.05)
+  former = _unseen(event, alpha, (1, 2, 4, 8))
+  assert np.all(former < 0.95 * np.max(truth, axis=0))
+  assert np.all(former < costs)
+
+
+@pytest.mark.parametrize('alpha', [0.05, 0.5])
+@pytest.mark.parametrize('clipping', _CLIPPINGS)
+@pytest.mark.parametrize('server', [0.0, _SERVER])
+def test_examples_in_aggregate_lose_more_than_if_they_were_sampled_unseen(
+  alpha, clipping, server
+):
+  clients, sampling = _sampling(alpha, 1)
+  mechanism = _mechanism(
+    clipping=clipping,
+    batch_size=1,
+    server_noise_multiplier=server,
+    **sampling,
+  )
+  held, example = np.zeros((1, 1)), np.array([9.0])  # q = 1/2
+  worlds = _example_worlds(
+    mechanism, _adversarial(clients - 1, 1), held, example, 1
+  )
+  move = _squared_moves(mechanism, np.array([example]))[0]
+  event = mechanism.example_event(_groups([(0, 0, 2, [move] * 3)]), 1)
+  costs, truth = _assert_covered(worlds, event, (1, 2, 4, 8), 0.05)
+  former = _unseen(event, alpha, (1, 2, 4, 8))
+  assert np.any(former < 0.9 * np.max(truth, axis=0))
+  assert np.all(former < costs)
+
+
+@pytest.mark.parametrize('alpha', [0.2, 0.7])
+@pytest.mark.parametrize('unit', ['client', 'example'])
+def test_where_n_is_random_and_seen_the_costs_of_each_n_cover_the_moment(
+  alpha, unit
+):
+  # Poisson sampling of N = 5 clients: E over n of each n's moment.
+  clients, order = 5, 3
+  mechanism = _mechanism(
+    'joint',
+    batch_size=1,
+    participation_probability=alpha,
+    expected_clients=alpha * clients,
+  )
+  others, update = _benign(clients - 1, 1), np.array([_CLIP])
+  held, example = [np.array([-4.0])], np.array([9.0])
+  chances = stats.binom.pmf(range(clients + 1), clients, alpha)
+  truth = accounted = chances[0]  # Nobody came, and nothing is seen.
+  for count in range(1, clients + 1):
+    if unit == 'client':
+      worlds = _client_worlds(mechanism, others, update, np.zeros(1), count)
+      event = mechanism.client_event(
+        np.full(3, _CLIP**2), np.ones(3, bool), count, _CLIP, False
+      )
+    else:
+      worlds = _example_worlds(mechanism, others, held, example, count)
+      move = _farthest_move(mechanism, held, example)
+      event = mechanism.example_event(_groups([(0, 0, 2, [move] * 3)]), count)
+    costs, found = _assert_covered(worlds, event, (order,), 0.05)
+    truth += chances[count] * np.exp(np.max(found))
+    accounted += chances[count] * np.exp(costs[0])
+  assert 1 < truth < accounted
 
 
 # --- The truth once more, from samples of what clients do.
 
-_SAMPLES = 200_000
+_SAMPLES = 40_000
 # Of this many standard errors, less than one run in 1e6 is off.
 _ERRORS = 5.0
 
 
-def _released(mechanism, generator, sent):
-  """Adds each client's noise, takes the mean, and adds the server's.
+def _released(mechanism, generator, others, mine, count):
+  """Draws n of all clients, and their noise; takes the mean; adds the server's.
 
   Args:
     mechanism: Whose noise.
     generator: Of random numbers.
-    sent: Of every client, [samples, dimensions] or [dimensions].
+    others: What each of the others sends, [clients, dimensions].
+    mine: What the client sends, [samples, dimensions].
+    count: n.
   """
-  deviation = _client_deviation(mechanism)
-  size = np.shape(sent[0])[-1]
-  total = np.zeros((_SAMPLES, size))
-  for part in sent:
-    total += part + deviation * generator.normal(size=(_SAMPLES, size))
+  sent = np.repeat(others[np.newaxis], _SAMPLES, axis=0)
+  sent = np.concatenate([mine[:, np.newaxis], sent], axis=1)
+  ranks = np.argsort(generator.random(sent.shape[:2]), axis=1)
+  sent = np.take_along_axis(sent, ranks[:, :count, np.newaxis], axis=1)
+  sent = sent + _client_deviation(mechanism) * generator.normal(size=sent.shape)
   server = mechanism.server_noise_multiplier * mechanism.clip_norm
-  noise = generator.normal(size=(_SAMPLES, size))
-  return total / len(sent) + server / mechanism.expected_clients * noise
+  noise = generator.normal(size=mine.shape)
+  return sent.mean(axis=1) + server / mechanism.expected_clients * noise
 
 
-def _assert_sampled(world, with_unit, without_unit, event, orders):
-  """The event's cost is that of samples with, and without, the unit."""
-  # The samples are of the densities by which they are weighed.
-  for axis, samples, q in itertools.product(
-    range(world.present.size), (with_unit, without_unit), (world.q,)
+def _assert_sampled(worlds, with_unit, without_unit, event, orders):
+  """Samples are of the worlds, and no order costs more than accounted for."""
+  for samples, means in (
+    (with_unit, worlds.present),
+    (without_unit, worlds.absent),
   ):
-    q = q if samples is with_unit else 0.0
-    deviation = math.sqrt(world.variance)
+    for axis, centres in enumerate(means.T):
 
-    def distribution(x, axis=axis, q=q, deviation=deviation):
-      absent = stats.norm.cdf(x, world.absent[axis], deviation)
-      present = stats.norm.cdf(x, world.present[axis], deviation)
-      return (1 - q) * absent + q * present
+      def distribution(x, centres=centres):
+        parts = stats.norm.cdf(x[:, np.newaxis], centres, worlds.deviation)
+        return parts @ worlds.weights
 
-    assert stats.kstest(samples[:, axis], distribution).pvalue > 1e-6
-
-  group = event.groups[0]
-  costs = sampled_gaussian.log_moments(
-    group.squared_distances[:1], group.participation_probability, orders
-  )[0]
+      assert stats.kstest(samples[:, axis], distribution).pvalue > 1e-6
 
   def ratios(samples):
     return np.exp(
-      world.log_density(samples, True) - world.log_density(samples, False)
+      worlds.log_density(samples, True) - worlds.log_density(samples, False)
     )
 
-  for order, cost in zip(orders, costs):
-    # E_P[(P/Q)^λ] = E_Q[(P/Q)^(λ+1)] = exp ℓ.
+  costs, truth = _assert_covered(worlds, event, orders, 0.2)
+  for order, cost, exact in zip(orders, costs, truth[0]):
+    # E_P[(P/Q)^λ] = E_Q[(P/Q)^(λ+1)].
     for values in (
       ratios(with_unit) ** order,
       ratios(without_unit) ** (order + 1),
     ):
       error = np.std(values) / math.sqrt(_SAMPLES)
-      assert abs(np.mean(values) - math.exp(cost)) < _ERRORS * error
+      assert abs(np.mean(values) - math.exp(exact)) < _ERRORS * error
+      assert np.mean(values) < math.exp(cost) + _ERRORS * error
       # Sharp enough to tell another distance or probability.
-      assert _ERRORS * error < 0.2 * math.expm1(cost)
+      assert _ERRORS * error < 0.4 * math.expm1(exact)
 
 
 @pytest.mark.parametrize('size', [1, 2])
@@ -1357,58 +1713,179 @@ def test_samples_of_joint_show_the_cost_of_a_client(size, server, last_mean):
   mechanism = _mechanism(
     'joint',
     noise_multiplier=1.2,
-    participation_probability=0.4,
+    participation_probability=0.6,
+    expected_clients=3.0,
     server_noise_multiplier=server,
     reference_is_last_mean=last_mean,
   )
   generator = np.random.default_rng([size, last_mean])
-  others = [_clip(vector, _CLIP) for vector in generator.normal(size=(2, size))]
+  others = _benign(4, size)
   update = _clip(np.full(size, 3.0), _CLIP)
   reference = np.full(size, -0.3 if last_mean else 0.0)
-  takes_part = generator.random((_SAMPLES, 1)) < 0.4
-  mine = np.where(takes_part, update, reference)
   event = mechanism.client_event(
     np.full(3, np.sum((update - reference) ** 2)),
     np.ones(3, bool),
     *(3, _CLIP, False),
   )
   _assert_sampled(
-    _joint_world(mechanism, [*others, update], reference, 0.4),
-    _released(mechanism, generator, [*others, mine]),
-    _released(mechanism, generator, [*others, reference]),
+    _client_worlds(mechanism, others, update, reference, 3),
+    *(
+      _released(mechanism, generator, others, np.tile(mine, (_SAMPLES, 1)), 3)
+      for mine in (update, reference)
+    ),
     event,
     (1, 2),
   )
 
 
 @pytest.mark.parametrize('clipping', _CLIPPINGS)
-@pytest.mark.parametrize('server', [0.0, _SERVER])
+@pytest.mark.parametrize('server', [0.0, 0.2])
 def test_samples_of_the_mean_show_the_cost_of_an_example(clipping, server):
   mechanism = _mechanism(
-    'instance_aggregate',
     clipping=clipping,
-    noise_multiplier=0.9,
-    participation_probability=0.8,
-    server_noise_multiplier=server / _BATCH
-    if clipping == 'example'
-    else server,
+    batch_size=2,
+    noise_multiplier=1.6 if clipping == 'batch' else 0.9,
+    participation_probability=0.75,
+    expected_clients=3.0,
+    server_noise_multiplier=server,
   )
   generator = np.random.default_rng(1)
-  batches = _batches(2, seed=3, size=2)
-  newcomer = np.array([-9.0, 4.0])
-  sent = [_sent(mechanism, batch) for batch in batches]
-  whole = np.concatenate([batches[-1], [newcomer]])
-  # Its client comes, and draws it.
-  drawn = (generator.random((_SAMPLES, 1)) < 0.8) & (
-    generator.random((_SAMPLES, 1)) < _BATCH / 7
-  )
-  mine = np.where(drawn, _sent(mechanism, whole), sent[-1])
-  moves = _squared_moves(mechanism, whole)[-1]
-  event = mechanism.example_event(_groups([(0, 0, 7, [moves] * 3)]), 2)
+  others = _benign(3, 2)
+  held = np.array([[1.0, -0.4], [0.3, 2.0]])
+  example = np.array([-9.0, 4.0])
+  drawn = generator.random((_SAMPLES, 3)) < 2 / 3
+  sent = {
+    key: _sent(mechanism, np.array([*held, example])[list(key)])
+    for key in itertools.product((False, True), repeat=3)
+  }
+  mine = np.array([sent[tuple(row)] for row in drawn.tolist()])
+  without = np.array([sent[(*row[:2], False)] for row in drawn.tolist()])
+  move = _farthest_move(mechanism, held, example)
+  event = mechanism.example_event(_groups([(0, 0, 3, [move] * 3)]), 3)
   _assert_sampled(
-    _aggregate_world(mechanism, batches, newcomer, 0.8 * _BATCH / 7),
-    _released(mechanism, generator, [sent[0], mine]),
-    _released(mechanism, generator, sent),
+    _example_worlds(mechanism, others, held, example, 3),
+    _released(mechanism, generator, others, mine, 3),
+    _released(mechanism, generator, others, without, 3),
     event,
     (1, 2),
   )
+
+
+# --- The truth of δ: the whole privacy loss, composed.
+
+
+def _true_delta(worlds, epsilon, rounds, rounded=np.ceil, step=2e-4):
+  """δ at ε of so many rounds on a line, the larger of both directions.
+
+  The privacy loss is rounded up to multiples of the step, so that δ is not too
+  small (or down, not too large), and convolved with itself by Fourier
+  transforms, which hold all losses; δ = E_P[(1 - exp(ε - L))+].
+  """
+  (points,) = worlds.axes(0, 5e-4)
+  p, q = (worlds.log_density(points[:, None], w) for w in (True, False))
+  result = 0.0
+  for top, bottom in ((p, q), (q, p)):
+    mass = np.exp(top) * 5e-4 * worlds.deviation
+    assert np.sum(mass) == pytest.approx(1, rel=1e-9)
+    losses = rounded((top - bottom) / step).astype(int)
+    lowest = int(losses.min())
+    size = fft.next_fast_len(rounds * (int(losses.max()) - lowest) + 1)
+    single = np.bincount(losses - lowest, mass, size)
+    composed = fft.irfft(fft.rfft(single) ** rounds, size)
+    totals = step * (np.arange(size) + rounds * lowest)
+    gains = -np.expm1(np.minimum(epsilon - totals, 0.0))
+    result = max(result, float(np.sum(composed * gains)))
+  return result
+
+
+def _joint_case(clients, count, sigma, rounds):
+  """Worlds and accountant of a client at +C, where others are at -C."""
+  mechanism = _mechanism(
+    'joint',
+    noise_multiplier=sigma,
+    participation_probability=count / clients,
+    expected_clients=float(count),
+  )
+  worlds = _client_worlds(
+    mechanism,
+    _adversarial(clients - 1, 1),
+    *(np.array([_CLIP]), np.zeros(1), count),
+  )
+  event = mechanism.client_event(
+    np.full(5, _CLIP**2), np.ones(5, bool), count, _CLIP, True
+  )
+  accountants = [
+    accountant_lib.BayesianAccountant(estimator=estimator).compose(
+      event, rounds
+    )
+    for estimator in ('population', 'betting')
+  ]
+  return worlds, accountants
+
+
+@pytest.mark.parametrize('rounds', [1, 20])
+def test_the_delta_of_composed_rounds_is_that_of_the_gaussian_mechanism(rounds):
+  # Balle and Wang (2018), Theorem 8: the test's own numbers, where a = 1.
+  worlds, _ = _joint_case(10, 10, 1.0, rounds)
+  mu = math.sqrt(rounds / 10)
+  for epsilon in (0.1, 0.5, 2.0):
+    exact = stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(
+      epsilon
+    ) * stats.norm.cdf(-mu / 2 - epsilon / mu)
+    above, below = (
+      _true_delta(worlds, epsilon, rounds, rounded)
+      for rounded in (np.ceil, np.floor)
+    )
+    assert below < exact < above < 1.1 * below
+
+
+@pytest.mark.parametrize('rounds', [1, 20])
+@pytest.mark.parametrize(
+  'clients, count, sigma', [(100, 10, 1.0), (20, 2, 0.6), (10, 1, 0.5)]
+)
+def test_delta_is_no_more_than_that_at_which_epsilon_was_told(
+  clients, count, sigma, rounds
+):
+  worlds, accountants = _joint_case(clients, count, sigma, rounds)
+  epsilon = min(accountant.get_epsilon(_DELTA) for accountant in accountants)
+  assert _true_delta(worlds, epsilon, rounds) <= _DELTA
+
+
+@pytest.mark.parametrize('rounds', [1, 20])
+@pytest.mark.parametrize(
+  'clients, count, sigma', [(100, 10, 1.0), (20, 2, 0.6)]
+)
+def test_delta_is_more_than_that_of_clients_who_are_sampled_unseen(
+  clients, count, sigma, rounds
+):
+  # Of the same rounds, if α were earned: even PLD, which is never too small.
+  sampled = dp_accounting.PoissonSampledDpEvent(
+    count / clients, dp_accounting.GaussianDpEvent(math.sqrt(count) * sigma)
+  )
+  pld = dp_accounting.pld.PLDAccountant().compose(sampled, rounds)
+  worlds, _ = _joint_case(clients, count, sigma, rounds)
+  epsilon = pld.get_epsilon(_DELTA)
+  assert _true_delta(worlds, epsilon, rounds, np.floor) > 2 * _DELTA
+
+
+@pytest.mark.parametrize('rounds', [1, 20])
+@pytest.mark.parametrize('clients, sigma', [(10, 1.0), (50, 0.7)])
+def test_delta_of_an_example_measured_in_every_round_is_no_more_than_told(
+  clients, sigma, rounds
+):
+  # Also where its client does not come: its chance to come is counted then.
+  _, sampling = _sampling(1 / clients, 1)
+  mechanism = _mechanism(
+    clipping='example', batch_size=1, noise_multiplier=sigma, **sampling
+  )
+  worlds = _example_worlds(
+    mechanism,
+    _adversarial(clients - 1, 1),
+    *(np.zeros((0, 1)), np.array([9.0]), 1),
+  )
+  event = mechanism.example_event(_groups([(0, 0, 1, [1.0] * 3)]), 1)
+  accountant = accountant_lib.BayesianAccountant(
+    'holder', estimator='population', total_rounds=rounds
+  )
+  epsilon = accountant.compose(event, rounds).get_epsilon(_DELTA)
+  assert _true_delta(worlds, epsilon, rounds) <= _DELTA

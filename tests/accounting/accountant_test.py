@@ -932,6 +932,10 @@ def _assert_refused(composition, estimator, damage, sentence):
     (_set('ledger', 0, 3, 0), 'damaged'),
     (_set('ledger', 0, 3, 1.5), 'damaged'),
     (_set('ledger', 0, 3, math.inf), 'damaged'),
+    (_set('ledger', 0, 4, 1.5), 'damaged'),
+    (_set('ledger', 0, 4, -0.1), 'damaged'),
+    (_set('ledger', 0, 4, math.nan), 'damaged'),
+    (_set('ledger', 0, 4, None), 'damaged'),
     (_set('ledger', 0, [1.0, 0.5]), 'damaged'),
     (_set('panels', []), 'damaged: its rounds are not those of its ledger'),
     (_set('panels', None), 'damaged'),
@@ -954,7 +958,7 @@ _FIELDS = {
   'betting': ('points', 'weights'),
   'bernstein': ('mean', 'variance'),
   'student_t': ('log_scale', 'mean', 'deviation'),
-  'population': ('log_mean_excess',),
+  'population': ('log_scale', 'mean'),
 }
 _SIZE = len(_ORDERS)
 
@@ -979,6 +983,8 @@ _SIZE = len(_ORDERS)
 def test_a_damaged_sample_is_refused_and_changes_nothing(
   composition, estimator, field, value
 ):
+  (sample, *_), _ = _used(composition, estimator).state_dict()['rounds'][0]
+  assert field in sample  # It is the value that is refused.
   damage = _set('rounds', 0, 0, 0, field, value)
   _assert_refused(composition, estimator, damage, 'damaged')
 
@@ -1011,13 +1017,18 @@ def test_a_damaged_sample_is_refused_and_changes_nothing(
     ('student_t', 'log_scale', [-1.0] * _SIZE),
     ('student_t', 'log_worst_case', [-1.0] * _SIZE),
     ('student_t', 'count', 1),
-    ('population', 'log_mean_excess', [math.inf] * _SIZE),
+    ('population', 'log_scale', [-1.0] * _SIZE),
+    ('population', 'log_scale', [math.inf] * _SIZE),
+    ('population', 'mean', [-1.0] * _SIZE),
+    ('population', 'mean', [math.inf] * _SIZE),
     ('population', 'log_worst_case', [-1.0] * _SIZE),
     ('population', 'count', 0),
   ],
   ids=lambda value: str(value)[:24],
 )
 def test_a_sample_that_cannot_be_one_is_refused(estimator, field, value):
+  (sample, *_), _ = _used('product', estimator).state_dict()['rounds'][0]
+  assert field in sample  # It is the value that is refused.
   damage = _set('rounds', 0, 0, 0, field, value)
   _assert_refused('product', estimator, damage, 'damaged')
 

@@ -8,6 +8,7 @@ import math
 
 import attr
 import dp_accounting
+import mpmath
 import numpy as np
 import pytest
 
@@ -358,6 +359,24 @@ def test_a_parallel_event_cannot_be_changed_and_compares_by_contents():
 # --- Parallel events: bad input.
 
 
+@pytest.mark.parametrize(
+  'group',
+  [
+    events.ParallelEvent([_event()]),
+    dp_accounting.GaussianDpEvent(1.0),
+    dp_accounting.NoOpDpEvent(),
+    events.ReportedCostEvent([0.1] * 5, 1e-9, 0.3, 0.25),
+    None,
+    0.25,
+  ],
+  ids=lambda group: type(group).__name__,
+)
+def test_groups_that_are_no_events_of_distances_are_refused(group):
+  for groups in ([group], [_event(), group], [group, _event()]):
+    with pytest.raises(TypeError, match='BayesianGaussianEvent'):
+      events.ParallelEvent(groups)
+
+
 def test_no_groups_are_refused():
   with pytest.raises(ValueError, match='groups must be at least one event'):
     events.ParallelEvent([])
@@ -415,7 +434,7 @@ def test_panels_that_change_are_refused_and_nothing_is_changed(
       accountant.would_exceed(refused, 1.0, _DELTA)
     assert accountant.state_dict() == before
   accountant.compose(_FIRST)
-  assert accountant.state_dict()['ledger'] == [[0.25, 0.3, True, 2]]
+  assert accountant.state_dict()['ledger'] == [[0.25, 0.3, True, 2, 1.0]]
 
 
 def test_a_panel_that_changes_within_one_event_is_refused():
@@ -721,6 +740,28 @@ def test_a_panel_takes_no_reported_costs():
   assert accountant.state_dict() == before
 
 
+@pytest.mark.parametrize('composition', ['holder', 'product'])
+def test_a_population_takes_no_reported_costs(composition):
+  # It keeps nothing of δ for bounds that fail.
+  accountant = _accountant(
+    composition, estimator='population', orders=_FEW_ORDERS
+  )
+  accountant.compose(_event())
+  before = copy.deepcopy(accountant.state_dict())
+  for event in (
+    _reported([0.1] * 5),
+    dp_accounting.ComposedDpEvent([_event(), _reported([0.1] * 5)]),
+  ):
+    assert not accountant.supports(event)
+    for ask in (
+      accountant.compose,
+      lambda event: accountant.would_exceed(event, 1.0, _DELTA),
+    ):
+      with pytest.raises(ValueError, match='keeps nothing of delta for that'):
+        ask(event)
+    assert accountant.state_dict() == before
+
+
 def test_reported_rounds_beyond_total_rounds_are_refused():
   accountant = _accountant('holder', 2, orders=_FEW_ORDERS)
   accountant.compose(_event()).compose(_reported([0.1] * 5))
@@ -772,6 +813,355 @@ def test_reported_rounds_enter_the_ledger_with_their_worst_case():
   assert entry == ledger.Entry(0.25, 0.3, True, 3)
 
 
+# --- Groups that take part with a chance, for all to see.
+#
+# The cost is log(1 - a + a exp ℓ); see docs/accounting.md. That it is an upper
+# bound of the true one is shown in instance_mechanism_test.py.
+
+
+def _with_inclusion(event, probability):
+  return attr.evolve(event, inclusion_probability=probability)
+
+
+def _exactly_included(log_costs, probability):
+  """log(1 - a + a exp ℓ), in 60 digits and more where a is tiny."""
+
+  def included(cost):
+    with mpmath.workdps(60):
+      excess = mpmath.mpf(probability) * mpmath.expm1(mpmath.mpf(cost))
+      return float(mpmath.log1p(excess))
+
+  return np.vectorize(included, otypes=[float])(log_costs)
+
+
+_log_moment = functools.lru_cache(None)(oracles.log_moment)
+_COSTS = np.array(
+  [0.0, 1e-300, 1e-100, 1e-17, 1e-9, 1e-3, 0.5, 3.0, 36.0, 800.0, 1e5, 1e12]
+)
+
+
+@pytest.mark.parametrize(
+  'probability', [1e-300, 1e-17, 1e-6, 0.1, 0.5, 0.999, 1 - 2**-53, 1.0]
+)
+def test_the_cost_of_inclusion_is_the_formula_for_tiny_and_huge_costs(
+  probability,
+):
+  found = accountant_lib.included(_COSTS, probability)
+  np.testing.assert_allclose(
+    found, _exactly_included(_COSTS, probability), rtol=1e-12, atol=0
+  )
+
+
+@pytest.mark.parametrize('probability', [0.1, 1.0])
+def test_an_infinite_cost_stays_infinite_with_any_inclusion(probability):
+  found = accountant_lib.included(np.array([math.inf]), probability)
+  assert found[0] == math.inf
+
+
+def test_always_included_changes_no_bit_and_never_included_costs_nothing():
+  assert np.array_equal(accountant_lib.included(_COSTS, 1.0), _COSTS)
+  assert not np.any(accountant_lib.included(_COSTS, 0.0))
+
+
+@_every_kind
+def test_an_event_that_is_always_included_is_the_event_itself(
+  composition, estimator
+):
+  event = _random_event()
+  assert event.inclusion_probability == 1.0
+  plain, other = (
+    _accountant(composition, estimator=estimator) for _ in range(2)
+  )
+  plain.compose(event, 2)
+  other.compose(_with_inclusion(event, 1), 2)
+  assert other.state_dict() == plain.state_dict()
+  assert other.explain(_DELTA) == plain.explain(_DELTA)
+
+
+@_every_kind
+def test_groups_that_are_never_included_cost_nothing(composition, estimator):
+  accountant = _accountant(composition, estimator=estimator)
+  accountant.compose(
+    events.ParallelEvent(_with_inclusion(g, 0.0) for g in _groups()), 3
+  )
+  assert accountant.get_epsilon(_DELTA) == 0.0
+  assert accountant.get_worst_case_epsilon(_DELTA) == 0.0
+
+
+@_every_kind
+@pytest.mark.parametrize('direction', ['tight', 'printed'])
+def test_epsilon_grows_with_the_chance_of_inclusion(
+  composition, estimator, direction
+):
+  found = []
+  for probability in (0.01, 0.1, 0.3, 0.6, 0.9, 1.0):
+    accountant = _accountant(
+      composition, estimator=estimator, direction=direction
+    )
+    accountant.compose(
+      events.ParallelEvent(_with_inclusion(g, probability) for g in _groups()),
+      2,
+    )
+    found.append(
+      (
+        accountant.get_epsilon(_DELTA),
+        accountant.get_worst_case_epsilon(_DELTA),
+      )
+    )
+  assert np.all(np.diff(found, axis=0) > 0)
+
+
+@_every_kind
+@pytest.mark.parametrize('direction', ['tight', 'printed'])
+def test_the_cost_of_every_unit_is_included_before_it_is_averaged(
+  composition, estimator, direction
+):
+  rounds = [
+    [_with_inclusion(g, a) for g, a in zip(_groups(), chances)]
+    for chances in ((0.1, 0.9, 0.4), (0.5, 0.02, 1.0))
+  ]
+  accountant = _accountant(
+    composition,
+    total_rounds=2,
+    estimator=estimator,
+    orders=_FEW_ORDERS,
+    direction=direction,
+  )
+  for groups in rounds:
+    accountant.compose(events.ParallelEvent(groups))
+
+  def costs(squared, q, a):
+    rows = [
+      [_log_moment(r2, q, order, direction) for order in _FEW_ORDERS]
+      for r2 in squared
+    ]
+    return _exactly_included(rows, a)
+
+  def unit_costs(group):
+    return costs(
+      group.squared_distances,
+      group.participation_probability,
+      group.inclusion_probability,
+    )
+
+  def worst_costs(groups):
+    return costs(
+      [max(g.worst_case_squared_distance for g in groups)],
+      max(g.participation_probability for g in groups),
+      max(g.inclusion_probability for g in groups),
+    )[0]
+
+  kept, bound = 0.0, lambda costs, worst: oracles.log_mean_exp(costs)
+  if estimator != 'population':
+    kept = _DELTA / 10
+    failure = kept / len(_FEW_ORDERS) / (1 if composition == 'panel' else 2)
+    function = getattr(mean_bounds, estimator)
+
+    def bound(costs, worst):
+      return function(costs, failure, worst)
+
+  worst = sum(worst_costs(groups) for groups in rounds)
+  power = 2 if composition == 'holder' else 1
+  if composition == 'panel':
+    total = np.max(
+      [bound(sum(map(unit_costs, pair)), worst) for pair in zip(*rounds)],
+      axis=0,
+    )
+  else:
+    total = sum(
+      np.max(
+        [
+          bound(power * unit_costs(g), power * worst_costs([g])) / power
+          for g in groups
+        ],
+        axis=0,
+      )
+      for groups in rounds
+    )
+  assert accountant.get_worst_case_epsilon(_DELTA) == pytest.approx(
+    oracles.epsilon(_FEW_ORDERS, worst, _DELTA, 'tight'), rel=1e-9
+  )
+  assert accountant.get_epsilon(_DELTA) == pytest.approx(
+    min(
+      oracles.epsilon(_FEW_ORDERS, total, _DELTA - kept, 'tight'),
+      oracles.epsilon(_FEW_ORDERS, worst, _DELTA, 'tight'),
+    ),
+    rel=1e-9,
+  )
+
+
+def test_reported_costs_are_taken_as_they_are_but_the_worst_case_is_included():
+  costs = np.array([0.01, 0.03, 0.1, 0.3, 0.7])
+  for reported, expected in (
+    (costs, costs),
+    (
+      np.full(5, 1e3),
+      _exactly_included(
+        [oracles.log_moment(9.0, 0.3, order) for order in _FEW_ORDERS], 0.2
+      ),
+    ),
+  ):
+    event = _with_inclusion(_reported(reported, 1e-9, worst=9.0), 0.2)
+    accountant = _accountant('product', orders=_FEW_ORDERS).compose(event, 2)
+    kept = _DELTA / 10 if reported is costs else 0.0
+    assert accountant.get_epsilon(_DELTA) == pytest.approx(
+      oracles.epsilon(_FEW_ORDERS, 2 * expected, _DELTA - kept, 'tight'),
+      rel=1e-9,
+    )
+
+
+@pytest.mark.parametrize('bad', [-0.1, 1.1, math.nan, math.inf])
+@pytest.mark.parametrize(
+  'event', [_event(), _reported([0.1] * 5)], ids=['measured', 'reported']
+)
+def test_chances_of_inclusion_that_are_none_are_refused(event, bad):
+  with pytest.raises(
+    ValueError, match='inclusion_probability must be between 0 and 1'
+  ):
+    _with_inclusion(event, bad)
+
+
+def test_the_inclusion_of_groups_is_the_largest_in_the_ledger():
+  parallel = events.ParallelEvent(
+    _with_inclusion(g, a) for g, a in zip(_groups(), (0.3, 0.1, 0.2))
+  )
+  assert parallel.inclusion_probability == 0.3
+  ((_, entry),) = ledger.rounds_of(parallel, 3)
+  assert entry == ledger.Entry(0.4, 0.6, True, 3, 0.3)
+  event = _with_inclusion(_reported([0.1] * 5), 0.7)
+  ((_, entry),) = ledger.rounds_of(event)
+  assert entry == ledger.Entry(0.25, 0.3, True, 1, 0.7)
+
+
+@pytest.mark.parametrize('composition', accountant_lib.COMPOSITIONS)
+def test_rounds_of_different_inclusion_are_kept_apart_in_the_ledger(
+  composition,
+):
+  accountant = _accountant(composition)
+  for probability, count in ((0.2, 1), (0.2, 2), (0.3, 1), (1.0, 1), (0.2, 1)):
+    accountant.compose(_with_inclusion(_event(), probability), count)
+  assert accountant.state_dict()['ledger'] == [
+    [0.25, 0.3, True, count, probability]
+    for count, probability in ((3, 0.2), (1, 0.3), (1, 1.0), (1, 0.2))
+  ]
+  expected = sum(
+    count * _exactly_included(_group_worst_costs(_event(), _ORDERS), a)
+    for count, a in ((4, 0.2), (1, 0.3), (1, 1.0))
+  )
+  assert accountant.get_worst_case_epsilon(_DELTA) == pytest.approx(
+    oracles.epsilon(_ORDERS, expected, _DELTA, 'tight'), rel=1e-9
+  )
+
+
+@pytest.mark.parametrize('composition', accountant_lib.COMPOSITIONS)
+@pytest.mark.parametrize('probability', [0.0, 0.1, 1.0])
+def test_as_an_event_the_ledger_leaves_the_gain_of_inclusion_out(
+  composition, probability
+):
+  plain, other = (_accountant(composition) for _ in range(2))
+  plain.compose(_event(), 4)
+  other.compose(_with_inclusion(_event(), probability), 4)
+  assert other.ledger == plain.ledger
+  rdp = dp_accounting.rdp.RdpAccountant([order + 1 for order in _ORDERS])
+  epsilon = rdp.compose(other.ledger).get_epsilon(_DELTA)
+  worst = other.get_worst_case_epsilon(_DELTA)
+  assert worst <= epsilon * (1 + 1e-12)
+  assert (worst < 0.9 * epsilon) == (probability < 1)
+
+
+@_every_kind
+def test_the_state_of_included_rounds_round_trips_exactly(
+  composition, estimator
+):
+  def make():
+    return _accountant(composition, estimator=estimator, orders=_FEW_ORDERS)
+
+  original, restored = make(), make()
+  parallel = events.ParallelEvent(
+    _with_inclusion(g, a) for g, a in zip(_groups(), (0.3, 1 / 3, 0.0))
+  )
+  original.compose(parallel, 2)
+  if composition != 'panel' and estimator != 'population':
+    original.compose(_with_inclusion(_reported([0.1] * 5, 1e-9), 0.7))
+  text = json.dumps(original.state_dict(), allow_nan=False)
+  restored.load_state_dict(json.loads(text))
+  for accountant in (original, restored):
+    accountant.compose(parallel)
+  assert restored.state_dict() == original.state_dict()
+  assert restored.explain(_DELTA) == original.explain(_DELTA)
+  delta = 1e-4
+  assert restored.get_worst_case_epsilon(delta) == (
+    original.get_worst_case_epsilon(delta)
+  )
+
+
+def test_a_ledger_without_inclusion_is_refused():
+  # As states had it before: what was amplified then was so unduly.
+  state = _used('product', 'betting').state_dict()
+  state['ledger'] = [entry[:4] for entry in state['ledger']]
+  with pytest.raises(ValueError, match='The state is damaged'):
+    _accountant('product', orders=_FEW_ORDERS).load_state_dict(state)
+
+
+def _included_rounds(chances=(0.1, 0.3)):
+  """Measured rounds of two chances, and one of plain noise between them."""
+  groups = [attr.evolve(group, panel=False) for group in _groups()]
+  return [
+    *[events.ParallelEvent(_with_inclusion(g, chances[0]) for g in groups)] * 2,
+    dp_accounting.GaussianDpEvent(9.0),
+    *[_with_inclusion(_event([0.01] * 20, 0.5, 0.25, False), chances[1])] * 3,
+  ]
+
+
+def _included_dp_epsilon():
+  orders = accountant_lib.DEFAULT_ORDERS
+  costs = oracles.gaussian_costs([1 / 81], orders)[0]
+  for count, worst, q, a in ((2, 0.4, 0.6, 0.1), (3, 0.25, 0.5, 0.3)):
+    row = [oracles.log_moment(worst, q, order) for order in orders]
+    costs = costs + count * _exactly_included(row, a)
+  return oracles.epsilon(orders, costs, _DELTA, 'tight')
+
+
+def test_of_included_rounds_dp_is_at_the_accountants_orders_and_without_pld():
+  rows = {
+    row.method: row for row in comparison.compare(_included_rounds(), _DELTA)
+  }
+  rdp, pld = rows['DP, RDP'], rows['DP, PLD']
+  assert rdp.epsilon == pytest.approx(_included_dp_epsilon(), rel=1e-9)
+  assert 'integer orders' in rdp.assumption
+  assert pld.epsilon is None
+  assert pld.assumption == 'not computed: whether clients take part is visible'
+  assert 'take part is visible' in comparison.format_table(list(rows.values()))
+  for name in ('BDP, holder', 'BDP, distribution-free'):
+    assert 0 < rows[name].epsilon <= rdp.epsilon
+  # The gain is in all rows.
+  for row in comparison.compare(_included_rounds((1.0, 1.0)), _DELTA):
+    found = rows[row.method].epsilon
+    assert found is None or found < row.epsilon
+
+
+def test_of_reported_included_rounds_dp_is_at_the_accountants_orders():
+  event = _with_inclusion(_reported([0.01] * 5, 1e-9), 0.2)
+  accountant = _accountant('holder', 3, orders=_FEW_ORDERS).compose(event, 3)
+  rdp, pld, reported = comparison.compare_reported(
+    [event] * 3, _DELTA, accountant
+  )
+  orders = accountant_lib.DEFAULT_ORDERS
+  row = [oracles.log_moment(0.25, 0.3, order) for order in orders]
+  costs = 3 * _exactly_included(row, 0.2)
+  assert rdp.epsilon == pytest.approx(
+    oracles.epsilon(orders, costs, _DELTA, 'tight'), rel=1e-9
+  )
+  assert pld.epsilon is None
+  assert reported.epsilon == min(rdp.epsilon, accountant.get_epsilon(_DELTA))
+
+
+def test_included_rounds_that_move_nothing_can_be_compared():
+  event = _with_inclusion(_event([0.0] * 5, 1.0, 0.0), 0.5)
+  rdp, *_ = comparison.compare([event], _DELTA)
+  assert rdp.epsilon == 0.0
+
+
 # --- Asking without composing.
 
 
@@ -810,7 +1200,7 @@ def _used(composition, estimator):
   accountant.compose(dp_accounting.GaussianDpEvent(3.0))
   accountant.compose(events.ParallelEvent(_groups()), 2)
   accountant.compose(events.ParallelEvent(group for group in _groups()))
-  if composition != 'panel':
+  if composition != 'panel' and estimator != 'population':
     accountant.compose(_reported([0.01, 0.02, 0.1, 0.3, 1.0], 1e-9), 2)
   return accountant
 
@@ -934,6 +1324,25 @@ def test_what_is_neither_sample_nor_report_is_refused(sample):
     state['rounds'][2][0][0] = sample
 
   _assert_refused('product', damage)
+
+
+@pytest.mark.parametrize('composition', ['holder', 'product'])
+@pytest.mark.parametrize('estimator', _ESTIMATORS)
+@pytest.mark.parametrize('place', [0, -1])
+@pytest.mark.parametrize('empty', [[], None, {}])
+def test_a_round_without_samples_is_refused(
+  composition, estimator, place, empty
+):
+  # It would cost nothing, or break ε.
+  state = _used(composition, estimator).state_dict()
+  state = json.loads(json.dumps(state))
+  accountant = _accountant(composition, estimator=estimator, orders=_FEW_ORDERS)
+  accountant.load_state_dict(copy.deepcopy(state))
+  before = copy.deepcopy(accountant.state_dict())
+  state['rounds'][place][0] = empty
+  with pytest.raises(ValueError, match='The state is damaged'):
+    accountant.load_state_dict(state)
+  assert accountant.state_dict() == before
 
 
 @pytest.mark.parametrize('missing', ['log_bound', 'failure_probability'])

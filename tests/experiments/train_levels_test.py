@@ -1,4 +1,7 @@
-"""The training script at every level of privacy, run as a user runs it."""
+"""The training script at every level of privacy, run as a user runs it.
+
+Client privacy, the default, has tests of its own.
+"""
 
 import concurrent.futures
 import csv
@@ -23,7 +26,6 @@ _SMALL = (
 # Enough rounds, and slow enough, to be killed between two of them.
 _LONG = ('--rounds=12', '--evaluate_every=1', '--checkpoint_every=2')
 _LEVELS = {
-  'client': (),
   'instance_sequential': (),
   'instance_parallel': ('--clipping=example', '--panel_examples=5', *_LONG),
   'instance_aggregate': ('--server_noise_multiplier=0.5',),
@@ -91,9 +93,7 @@ def _runs(tmp_path_factory):
 
 
 def _units(level):
-  if level in _BOTH:
-    return ('client', 'example')
-  return ('client',) if level == 'client' else ('example',)
+  return ('client', 'example') if level in _BOTH else ('example',)
 
 
 @pytest.mark.parametrize('level', _LEVELS)
@@ -108,8 +108,6 @@ def test_the_report_directory_has_all_that_was_promised(runs, level):
   settings = json.loads((directory / 'settings.json').read_text())
   assert settings['level'] == level
   assert f'Report: {directory / "report.html"}' in printed
-  # Distances of one unit alone can be accounted for once more from the file.
-  assert (directory / 'distances.npz').exists() == (level == 'client')
 
 
 @pytest.mark.parametrize('level', _LEVELS)
@@ -149,12 +147,12 @@ def test_every_row_has_epsilons_of_what_is_protected(runs, level):
 def test_the_page_says_how_was_accounted_and_what_the_server_saw(runs, level):
   page = (runs[level][0] / 'report.html').read_text()
   for accounting in set(_ACCOUNTINGS.values()):
-    assert (accounting in page) == (_ACCOUNTINGS.get(level) == accounting)
-  assert (_SERVER_SAW_ALL in page) == (level != 'client')
+    assert (accounting in page) == (_ACCOUNTINGS[level] == accounting)
+  assert _SERVER_SAW_ALL in page
   assert _SERVER_SAW_SUMS not in page
   assert ('zero-out adjacency' in page) == (level == 'joint')
   assert ('the noise of the server alone' in page) == (level == 'split')
-  batch = level not in ('client', 'instance_parallel')
+  batch = level != 'instance_parallel'
   assert ('Batch gradients were clipped as a whole' in page) == batch
   assert 'The noise was seeded' in page
 
@@ -209,8 +207,8 @@ def test_a_run_with_secure_aggregation_reports_costs_and_no_distances(tmp_path):
   page = (tmp_path / 'report.html').read_text()
   assert _SERVER_SAW_SUMS in page
   assert _SERVER_SAW_ALL not in page
-  for name in ('distances.npz', 'distances.png'):
-    assert not (tmp_path / name).exists()
+  assert 'There are no distances to show.' in page
+  assert not (tmp_path / 'distances.npz').exists()
   arrays = checkpoint.load(tmp_path / 'checkpoint.npz').arrays
   assert {'reported_client', 'reported_example'} <= arrays.keys()
   assert arrays['squared_measures'].size == 0

@@ -348,12 +348,15 @@ def test_without_participants_there_are_no_groups(level):
 
 
 def test_a_batch_without_examples_is_a_group_of_none():
-  batches = _batches('instance_parallel', holdings=(60,), batch_size=1)
-  empty = [n for n in range(50) if not batches.draw(n, 0).indices.size]
+  batches = _batches('instance_parallel', holdings=(60, 60), batch_size=1)
+  empty = [n for n in range(50) if not np.any(batches.draw(n, 1).drawn)]
   assert empty
-  number = empty[0]
-  draws = {0: batches.draw(number, 0)}
-  groups = batches.groups(draws, {0: np.zeros((1, 7))}, [0], [])
+  draw = batches.draw(empty[0], 1)
+  # An example of its own to compute with, neither in the batch nor measured.
+  assert draw.drawn.shape == draw.measured.shape == (1, 1)
+  assert not np.any(draw.measured)
+  assert set(draw.indices.tolist()) < set(batches.data.indices(1).tolist())
+  groups = batches.groups({1: draw}, {1: np.zeros((1, 7))}, [1], [])
   assert groups.sizes.tolist() == [0]
   assert groups.squared_moves.size == 0
   event = batches.mechanism.example_event(groups, 1)

@@ -40,7 +40,6 @@ _COHORTS = (
 # Level, algorithm, clipping and what else there is to set.
 _CASES = {
   'sequential': ('instance_sequential', 'fed_sgd', 'batch', {}),
-  'sequential_steps': ('instance_sequential', 'fed_avg', 'example', {}),
   'parallel_panel': (
     *('instance_parallel', 'fed_avg', 'batch'),
     {'panel_examples': 3},
@@ -395,7 +394,6 @@ def _wide_model():
 
 
 _WIDE_CASES = {
-  'batch': ('instance_parallel', 'fed_sgd', 'batch', 0.0),
   'example': ('instance_aggregate', 'fed_sgd', 'example', _SERVER_NOISE),
   'steps': ('instance_sequential', 'fed_avg', 'batch', 0.0),
 }
@@ -493,9 +491,9 @@ def test_seeded_noise_is_as_good_as_unseeded_but_can_be_repeated():
     assert abs(np.corrcoef(other, alone[0])[0, 1]) < 5.5 * _WIDTH**-0.5
 
 
-def test_the_noise_of_a_steps_batch_is_that_of_its_client_and_round():
+def test_the_noise_of_a_client_does_not_depend_on_who_else_takes_part():
   # In one round together, as alone in the same round.
-  runner = _wide_engine('inprocess', 'batch', 9)
+  runner = _wide_engine('inprocess', 'steps', 9)
   alone = [_released(runner, (client,), 3) for client in (1, 2)]
   np.testing.assert_allclose(
     _released(runner, (1, 2), 3), np.mean(alone, axis=0), atol=1e-6
@@ -694,9 +692,10 @@ def test_parallel_is_the_largest_of_the_clients_own_accounts(level):
   data = _small_data(sizes)
   runner = _runner(level, data, batch_size=6)
   (output,) = _run(runner, [(0, 1, 2)], [])
-  variance, chance = 0.4**2, 1.0
+  variance, inclusion = 0.4**2, 1.0
   if level == 'instance_aggregate':
-    variance, chance = 3 * 0.4**2, 0.4  # Of all three; each takes part or not.
+    # The noise of all three, which are three of 4 / 0.4 clients.
+    variance, inclusion = 3 * 0.4**2, 3 / 10
   largest = set()
   for order in (1, 2, 4, 8, 16, 32, 64):
     settings = {'estimator': 'bernstein', 'orders': [order], 'total_rounds': 1}
@@ -705,7 +704,10 @@ def test_parallel_is_the_largest_of_the_clients_own_accounts(level):
     locals_ = []
     for size, moves in zip(sizes, output.examples.moves()):
       event = events.BayesianGaussianEvent(
-        moves.astype(np.float64) / variance, chance * 6 / size, 4 / variance
+        moves.astype(np.float64) / variance,
+        6 / size,
+        4 / variance,
+        inclusion_probability=inclusion,
       )
       own = accountant_lib.BayesianAccountant('holder', **settings)
       locals_.append(own.compose(event).get_epsilon(1e-3))

@@ -96,7 +96,10 @@ def _mechanism(level, **changes):
 @functools.cache
 def _engine(level, **changes):
   algorithm = engine.Algorithm(
-    _LEVELS[level][0], 0.5, 0.5, client_learning_rate=0.5
+    _LEVELS[level][0],
+    learning_rate=0.5,
+    momentum=0.5,
+    client_learning_rate=0.5,
   )
   return inprocess_engine.InProcessEngine(
     _model,

@@ -112,6 +112,8 @@ def bound_of_client_costs(
     reporting: How to bound.
     inclusion: The inclusion probability.
   """
+  if worst_case == np.inf:  # There is no noise.
+    return np.full(len(reporting.orders), np.inf)
   costs = sampled_gaussian.log_moments(
     [worst_case], participation_probability, reporting.orders
   )[0]

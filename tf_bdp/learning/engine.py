@@ -27,6 +27,8 @@ class Algorithm:
     name: 'fed_sgd': a client sends the gradient of its mean loss. 'fed_avg': it
       trains, and sends by how much its weights went down.
     learning_rate: The server's.
+    learning_rate_decay: What the server's learning rate is multiplied by from
+      one round to the next.
     momentum: The server's.
     client_learning_rate: Of the local steps of 'fed_avg'.
     client_epochs: Passes over a client's data in a round of 'fed_avg'.
@@ -36,6 +38,7 @@ class Algorithm:
 
   name: str = 'fed_sgd'
   learning_rate: float = 1.0
+  learning_rate_decay: float = 1.0
   momentum: float = 0.0
   client_learning_rate: float = 0.1
   client_epochs: int = 1
@@ -44,6 +47,12 @@ class Algorithm:
   def __post_init__(self) -> None:
     validation.check_choice('algorithm', self.name, ALGORITHMS)
     validation.check_positive('learning_rate', self.learning_rate)
+    validation.check_positive('learning_rate_decay', self.learning_rate_decay)
+    if self.learning_rate_decay > 1:
+      raise ValueError(
+        'learning_rate_decay must be at most 1. Found '
+        f'{self.learning_rate_decay}.'
+      )
     if not 0 <= self.momentum < 1:
       raise ValueError(f'momentum must be in [0, 1). Found {self.momentum}.')
     validation.check_positive('client_learning_rate', self.client_learning_rate)

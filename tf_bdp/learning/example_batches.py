@@ -110,8 +110,9 @@ class ExampleBatches:
     indices = np.asarray(self.data.indices(client))[used]
     drawn, measured = drawn[:, used], measured[:, used]
     if not indices.size:
-      # TensorFlow's convolutions take no empty batch: one example, not in it.
-      indices = np.zeros(1, np.int64)
+      # TensorFlow's convolutions take no empty batch: one example, not in it,
+      # and the client's own if it has any, which another's might spoil.
+      indices = np.append(self.data.indices(client), 0)[:1].astype(np.int64)
       drawn = measured = np.zeros((mechanism.local_steps, 1), bool)
     steps = self.algorithm.local_steps(holding, mechanism.batch_size)
     return Draw(indices, drawn, measured, steps)

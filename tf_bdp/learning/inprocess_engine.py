@@ -279,7 +279,9 @@ class InProcessEngine(engine.Engine):
       share = count / mechanism.expected_clients + 0.5
       clip_norm = clip_norm * np.exp(mechanism.clip_norm_growth(share))
     velocity = np.float32(self._algorithm.momentum) * state.velocity + update
-    step = np.float32(self._algorithm.learning_rate) * velocity
+    rate = self._algorithm.learning_rate
+    rate *= self._algorithm.learning_rate_decay**round_number
+    step = np.float32(rate) * velocity
     return InProcessState(
       state.weights - step, velocity, np.float32(clip_norm), update
     )

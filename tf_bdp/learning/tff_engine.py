@@ -78,9 +78,7 @@ class TffEngine(engine.Engine):
       release_aggregate=reporting is None,
       reporting=None if reporting is None else reporting['client'],
     )
-    server = tff.learning.optimizers.build_sgdm(
-      algorithm.learning_rate, algorithm.momentum or None
-    )
+    server = server_optimizer(algorithm)
     if algorithm.name == 'fed_sgd':
       self._process = processes.build_fed_sgd(tff_model_fn, factory, server)
       client_update = _gradient
@@ -203,6 +201,24 @@ class TffEngine(engine.Engine):
       return dataset.batch(max(1, len(indices)))
     batches = dataset.batch(self._algorithm.client_batch_size)
     return batches.repeat(self._algorithm.client_epochs)
+
+
+def server_optimizer(
+  algorithm: engine.Algorithm,
+) -> tff.learning.optimizers.Optimizer:
+  """Returns the server's optimiser."""
+  optimizer = tff.learning.optimizers.build_sgdm(
+    algorithm.learning_rate, algorithm.momentum or None
+  )
+  if algorithm.learning_rate_decay == 1:
+    return optimizer
+
+  def rate(round_number: tf.Tensor) -> tf.Tensor:
+    decay = tf.constant(algorithm.learning_rate_decay, tf.float32)
+    passed = tf.cast(round_number, tf.float32)
+    return algorithm.learning_rate * decay**passed
+
+  return tff.learning.optimizers.schedule_learning_rate(optimizer, rate)
 
 
 def _gradient(

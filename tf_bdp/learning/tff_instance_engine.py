@@ -85,9 +85,7 @@ class TffInstanceEngine(tff_engine.TffEngine):
       model_fn,
       client_work,
       aggregator,
-      tff.learning.optimizers.build_sgdm(
-        algorithm.learning_rate, algorithm.momentum or None
-      ),
+      tff_engine.server_optimizer(algorithm),
     )
     if reporting is None:
       self._measure_panel = instance_processes.build_panel_measurement(*parts)

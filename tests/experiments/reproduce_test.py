@@ -1,0 +1,200 @@
+"""A tiny pass through the tables and figures of the paper."""
+
+import csv
+import dataclasses
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from experiments import (
+  datasets,
+  epsilon_curves,
+  features,
+  figures,
+  jobs,
+  paper,
+  results_page,
+  run,
+  tables,
+)
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_MNIST = _ROOT.parent / 'shared/data/tensorflow_datasets'
+_MNIST_DIR = str(_MNIST) if _MNIST.exists() else None
+
+
+@pytest.fixture(name='places')
+def _places(tmp_path, monkeypatch):
+  # Features as of a network; the network itself has tests of its own.
+  def stand_in(data_dir, weights, versions=4, seed=0, cache_dir='', **options):
+    generator = np.random.default_rng(0)
+    train = generator.normal(size=(60 * versions, 2048)).astype(np.float32)
+    test = generator.normal(size=(30, 2048)).astype(np.float32)
+    labels = np.arange(60) % 5
+    return datasets.Dataset(
+      train, np.tile(labels, versions), test, np.arange(30) % 5, versions
+    )
+
+  monkeypatch.setattr(features, 'aptos_features', stand_in)
+  return jobs.Places(_MNIST_DIR, 'aptos', 'weights', 'cache', tmp_path / 'runs')
+
+
+def test_a_table_is_reproduced_by_the_script_and_resumed_for_free(tmp_path):
+  command = [
+    *(sys.executable, '-m', 'experiments.reproduce', '--table=2', '--tiny'),
+    *('--clients=100', '--seeds=2', f'--work_dir={tmp_path / "runs"}'),
+    f'--results_dir={tmp_path / "results"}',
+    *([f'--data_dir={_MNIST_DIR}'] if _MNIST_DIR else []),
+  ]
+  first, second = (
+    subprocess.run(
+      command, cwd=_ROOT, capture_output=True, text=True, check=False
+    )
+    for _ in range(2)
+  )
+  assert first.returncode == 0, first.stderr
+  assert first.stdout.count('Training') == 4
+  assert second.stdout.count('Training') == 0
+  rows = tables.read(tmp_path / 'results' / 'table_2.csv')
+  assert [(row['cell'], row['seed']) for row in rows] == [
+    ('100', '0'),
+    ('100', '1'),
+  ]
+  page = (tmp_path / 'results' / results_page.PAGE).read_text()
+  accuracies = [float(row['baseline']) for row in rows]
+  deviation = np.std(accuracies, ddof=1)
+  assert f'{np.mean(accuracies):.1%} ± {deviation:.1%}' in page
+
+
+def test_a_script_without_a_task_says_what_to_give():
+  result = subprocess.run(
+    [sys.executable, '-m', 'experiments.reproduce'],
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert result.returncode == 1
+  assert 'Give --table=N, --figure=N or --all' in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize('table', [1, 3])
+def test_the_page_shows_what_the_file_of_a_table_says(places, tmp_path, table):
+  path = tables.write(table, places, tmp_path, 1, [100], tiny=True)
+  (row,) = tables.read(path)
+  cell = paper.CLIENT_TABLES[table][0]
+  assert row['setting_clients'] == '12'
+  assert float(row['setting_delta']) == cell.delta
+  for method in ('dp_paper', 'dp_mechanism'):
+    assert float(row[f'{method}_budget']) == cell.dp_epsilon
+  for method in ('bdp_paper', 'bdp_panel', 'bdp_distribution_free'):
+    assert float(row[f'{method}_budget']) == cell.bdp_epsilon
+  page = results_page.write(tmp_path).read_text()
+  lines = [line for line in page.splitlines() if line.startswith('| 100 |')]
+  for method, title in epsilon_curves.METHODS.items():
+    if f'{method}_final_epsilon' in row:
+      (line,) = (line for line in lines if f'| {title} |' in line)
+      assert f'{float(row[f"{method}_final_epsilon"]):.2f} |' in line
+
+
+def test_more_cells_join_those_that_are_there(places, tmp_path):
+  tables.write(3, places, tmp_path, 1, [1000], tiny=True)
+  path = tables.write(3, places, tmp_path, 1, [100], tiny=True)
+  assert [row['cell'] for row in tables.read(path)] == ['100', '1000']
+
+
+def test_joint_privacy_stays_within_both_budgets(places, tmp_path):
+  path = tables.write(4, places, tmp_path, 1, tiny=True)
+  rows = {row['cell']: row for row in tables.read(path)}
+  assert list(rows) == [cell.cell for cell in paper.JOINT_TABLE]
+  for cell in paper.JOINT_TABLE:
+    row = rows[cell.cell]
+    assert row['setting_level'] == 'joint'
+    assert float(row['setting_example_delta']) == cell.example_delta
+    for method in ('bdp_paper', 'bdp_panel'):
+      if int(row[f'{method}_rounds']):
+        assert float(row[f'{method}_epsilon']) <= cell.client_epsilon
+        example = float(row[f'{method}_example_epsilon'])
+        assert example <= cell.example_epsilon
+  page = results_page.write(tmp_path).read_text()
+  assert page.count('| aptos |') == 5
+
+
+@pytest.mark.parametrize('figure', [1, 2])
+def test_a_figure_has_all_its_curves(places, tmp_path, monkeypatch, figure):
+  monkeypatch.setattr(
+    figures, 'PANELS', {'aptos': 'APTOS 2019', 'mnist_iid': 'MNIST, i.i.d.'}
+  )
+  path = figures.write(figure, places, tmp_path, tiny=True)
+  assert path.read_bytes().startswith(b'\x89PNG')
+  with open(tmp_path / f'figure_{figure}.csv', encoding='utf-8') as file:
+    rows = list(csv.DictReader(file))
+  curves = {(row['panel'], row['curve']) for row in rows}
+  assert len(curves) == 8
+  assert {int(row['round']) for row in rows} == {2, 4}
+  if figure == 1:
+    epsilons = {
+      row['curve']: float(row['value'])
+      for row in rows
+      if (row['panel'], row['method'], row['round'])
+      == ('mnist_iid', 'bdp_paper_l_part', '4')
+    }
+    # As in the paper: parallel accounting grows faster.
+    assert (
+      epsilons['parallel, 100 clients'] > (epsilons['sequential, 100 clients'])
+    )
+
+
+def test_a_stop_is_the_last_evaluated_round_within_all_budgets():
+  accuracies = {5: 0.1, 10: 0.2, 15: 0.3}
+  rising = [1.0, 2.0, 3.0]
+  at = [5, 10, 15]
+  stop = epsilon_curves.stop_at([(rising, 2.0)], at, accuracies)
+  assert stop == (10, 2.0, 0.2)
+  both = [(rising, 3.0), ([0.1, 0.3, 0.2], 0.25)]
+  assert epsilon_curves.stop_at(both, at, accuracies) == (5, 1.0, 0.1)
+  none = epsilon_curves.stop_at([(rising, 0.5)], at, accuracies)
+  assert none == (0, 0.0, None)
+
+
+@pytest.mark.parametrize(
+  'file', sorted(path.stem for path in jobs.HYPERPARAMETERS.glob('*.toml'))
+)
+def test_every_hyper_parameter_is_a_setting(file):
+  import tomllib
+
+  fields = {field.name for field in dataclasses.fields(run.Settings)}
+
+  def check(table):
+    for key, value in table.items():
+      if isinstance(value, dict):
+        check(value)
+      else:
+        assert key in fields
+
+  with open(jobs.HYPERPARAMETERS / f'{file}.toml', 'rb') as handle:
+    check(tomllib.load(handle))
+
+
+def test_inner_settings_override_outer_ones(tmp_path, monkeypatch):
+  (tmp_path / 'x.toml').write_text(
+    'rounds = 1\nseed = 2\n[a]\nrounds = 3\n[a.b]\nclients = 4\n'
+  )
+  monkeypatch.setattr(jobs, 'HYPERPARAMETERS', tmp_path)
+  assert jobs.load_settings('x', 'a', 'b') == {
+    'rounds': 3,
+    'seed': 2,
+    'clients': 4,
+  }
+
+
+def test_other_settings_are_another_run(places, tmp_path):
+  values = jobs.load_settings('table_3', 'clients', '100', 'private')
+  values |= {'clients': 12, 'delta': 1e-3}
+  for rate in (0.1, 0.2):
+    settings = jobs.make({**values, 'learning_rate': rate}, 0, places, True)
+    jobs.summary_of(settings, places, 'run')
+  assert len(list(places.work_dir.iterdir())) == 2
