@@ -42,7 +42,7 @@ def _mechanism(level='instance_aggregate', **more):
   return instance_mechanism.InstanceMechanism(level, **{**settings, **more})
 
 
-def _groups(parts):
+def _groups(parts, in_every_round=True):
   """Groups from tuples of client, step, holding and squared moves over C²."""
   clients, steps, holdings, moves = zip(*parts)
   return instance_mechanism.ExampleGroups(
@@ -51,6 +51,7 @@ def _groups(parts):
     np.array(holdings),
     np.array([len(part) for part in moves]),
     np.concatenate([np.zeros(0), *moves]),
+    np.full(len(parts), in_every_round),
   )
 
 
@@ -289,9 +290,9 @@ def test_examples_are_included_as_n_of_all_clients_only_in_aggregate(
   for group in _sampled(mechanism.example_event(groups, count)):
     assert group.inclusion_probability == pytest.approx(expected, rel=1e-12)
   reported = mechanism.reported_event('example', np.ones(5), 1e-9, count)
+  # Clients report when they take part.
   for part, entry in ledger.rounds_of(reported):
-    assert part.inclusion_probability == pytest.approx(expected, rel=1e-12)
-    assert entry.inclusion_probability == part.inclusion_probability
+    assert part.inclusion_probability == entry.inclusion_probability == 1.0
 
 
 def test_given_n_a_client_is_one_of_them_with_n_of_all():
@@ -1889,3 +1890,16 @@ def test_delta_of_an_example_measured_in_every_round_is_no_more_than_told(
   )
   epsilon = accountant.compose(event, rounds).get_epsilon(_DELTA)
   assert _true_delta(worlds, epsilon, rounds) <= _DELTA
+
+
+def test_a_client_charged_when_it_came_is_not_charged_for_its_chance_to():
+  # The chance would count twice: in the cost, and in how often there is one.
+  mechanism = _mechanism('instance_aggregate')
+  parts = [(0, 0, 20, [0.1, 0.2, 0.3])]
+  (came,) = mechanism.example_event(_groups(parts, False), 3).groups
+  (always,) = mechanism.example_event(_groups(parts, True), 3).groups
+  assert came.inclusion_probability == 1.0
+  assert always.inclusion_probability == 3 / (_EXPECTED / _ALPHA)
+  np.testing.assert_array_equal(
+    came.squared_distances, always.squared_distances
+  )

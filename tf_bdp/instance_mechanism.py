@@ -44,6 +44,8 @@ class ExampleGroups(NamedTuple):
     sizes: How many of them were measured.
     squared_moves: ‖f(B) - f(B∖x)‖² / C², f being what the noise is added to;
       all groups in a row.
+    in_every_round: Whether each group's client is measured in every round,
+      taking part or not; if not, it is because it took part.
   """
 
   clients: np.ndarray
@@ -51,12 +53,14 @@ class ExampleGroups(NamedTuple):
   holdings: np.ndarray
   sizes: np.ndarray
   squared_moves: np.ndarray
+  in_every_round: np.ndarray
 
   @classmethod
   def empty(cls) -> 'ExampleGroups':
     """Returns no groups."""
     none = np.zeros(0, np.int64)
-    return cls(none, none, none, none, np.zeros(0, np.float32))
+    moves, in_every_round = np.zeros(0, np.float32), np.zeros(0, bool)
+    return cls(none, none, none, none, moves, in_every_round)
 
   def moves(self) -> list[np.ndarray]:
     """Returns the squared moves of each group."""
@@ -313,8 +317,10 @@ class InstanceMechanism:
     if not groups.sizes.size or (self.averages_noise and not participants):
       return dp_accounting.NoOpDpEvent()
     parts = [
-      self._group_event(moves, int(holding), participants)
-      for moves, holding in zip(groups.moves(), groups.holdings)
+      self._group_event(moves, int(holding), participants, bool(always))
+      for moves, holding, always in zip(
+        groups.moves(), groups.holdings, groups.in_every_round
+      )
     ]
     if self.accounting != 'sequential':
       parts = [
@@ -345,7 +351,7 @@ class InstanceMechanism:
     for client, moves, holding in zip(
       groups.clients, groups.moves(), groups.holdings
     ):
-      event = self._group_event(moves, int(holding), participants)
+      event = self._group_event(moves, int(holding), participants, False)
       parts.setdefault(int(client), []).append(event)
     return {
       client: dp_accounting.ComposedDpEvent(events)
@@ -353,9 +359,20 @@ class InstanceMechanism:
     }
 
   def _group_event(
-    self, squared_moves: np.ndarray, holding: int, participants: int
+    self,
+    squared_moves: np.ndarray,
+    holding: int,
+    participants: int,
+    in_every_round: bool,
   ) -> events.BayesianGaussianEvent:
-    """Returns the event of one client's step; its worst case if too small."""
+    """Returns the event of one client's step; its worst case if too small.
+
+    A client that is charged in every round is charged for its chance to come;
+    one that is charged when it came, is charged for that.
+    """
+    inclusion = 1.0
+    if self.averages_noise and in_every_round:
+      inclusion = self.inclusion_probability(participants)
     worst = self.worst_case_squared_distance(participants)
     squared = np.asarray(squared_moves, np.float64)
     squared = squared / self.example_variance(max(1, participants))
@@ -367,14 +384,8 @@ class InstanceMechanism:
       self.example_probability(holding),
       worst,
       bool(self.panel_examples),
-      self._example_inclusion(participants),
+      inclusion,
     )
-
-  def _example_inclusion(self, participants: int) -> float:
-    """Only in aggregate accounting are those charged who did not come."""
-    if self.averages_noise:
-      return self.inclusion_probability(participants)
-    return 1.0
 
   def client_event(
     self,
@@ -486,7 +497,6 @@ class InstanceMechanism:
       failure_probability,
       self.largest_example_probability,
       self.worst_case_squared_distance(participants),
-      self._example_inclusion(participants),
     )
     return dp_accounting.SelfComposedDpEvent(event, repeats)
 

@@ -913,8 +913,8 @@ def _assert_refused(composition, estimator, damage, sentence):
   [
     (_delete('format'), 'not one of a BayesianAccountant'),
     (_set('format', 'opacus'), 'not one of a BayesianAccountant'),
-    (_delete('version'), 'version None; this release reads version 2'),
-    (_set('version', 1), 'version 1; this release reads version 2'),
+    (_delete('version'), 'version None; this release reads version 3'),
+    (_set('version', 1), 'version 1; this release reads version 3'),
     (_delete('settings'), 'other settings: composition = None'),
     (_set('settings', 7), 'other settings: composition = None'),
     (_delete('ledger'), 'damaged'),

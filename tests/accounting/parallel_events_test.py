@@ -1243,7 +1243,7 @@ def test_a_restored_panel_still_has_its_groups():
 
 def test_states_of_the_first_version_are_refused():
   state = json.loads(json.dumps(_used('panel', 'betting').state_dict()))
-  assert state['version'] == 2
+  assert state['version'] == 3
   state['version'] = 1
   with pytest.raises(ValueError, match='version 1; this release reads'):
     _accountant('panel', orders=_FEW_ORDERS).load_state_dict(state)

@@ -140,7 +140,6 @@ def test_every_row_has_epsilons_of_what_is_protected(runs, level):
         float(row[f'{prefix}{kind}_epsilon']) for kind in ('bdp', 'dp')
       )
       assert 0 <= bdp <= dp < np.inf
-  assert float(rows[-1]['accuracy']) >= 0
 
 
 @pytest.mark.parametrize('level', _LEVELS)

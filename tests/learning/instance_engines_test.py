@@ -578,6 +578,7 @@ _TWO_DEVICES = """
 """
 
 
+@pytest.mark.slow
 def test_two_devices_do_the_same_rounds_as_one():
   done = subprocess.run(
     [sys.executable, '-c', textwrap.dedent(_TWO_DEVICES)],

@@ -37,7 +37,7 @@ DEFAULT_ORDERS = (
 )
 _ESTIMATOR_SHARE = 0.1
 _STATE_FORMAT = 'tf_bdp.BayesianAccountant'
-_STATE_VERSION = 2
+_STATE_VERSION = 3
 _BoundOfMean = Union[mean_bounds.MeanBound, mean_bounds.Reported]
 
 

@@ -138,7 +138,8 @@ class ReportedCosts(NamedTuple):
   A `Measurement` of `instance_processes`. The server gets the number of usable
   clients, the example costs summed over all clients and steps (sequential) or
   the largest of any client summed over steps; and in 'joint' the sums of
-  `sum_client_costs`.
+  `sum_client_costs`. Clients report when they take part, so their chance to do
+  so does not lower the costs of examples.
 
   Attributes:
     mechanism: Whose noise hides the examples.
@@ -206,15 +207,9 @@ class ReportedCosts(NamedTuple):
       self.mechanism.largest_example_probability,
       self.examples.orders,
     )
-    costs = client_costs.included(costs, self._example_inclusion(count))
     # A little more, for the same number computed in another way is another.
     upper = costs[0] * (1.0 + 1e-9)
     return tf.tile(upper[tf.newaxis], [self.mechanism.local_steps, 1])
-
-  def _example_inclusion(self, count: tf.Tensor) -> tf.Tensor:
-    if self.mechanism.averages_noise:
-      return _inclusion_probability(self.mechanism, count)
-    return tf.constant(1.0, tf.float64)
 
   def _build_worst(
     self, function: Callable[[tf.Tensor], tf.Tensor]
@@ -234,9 +229,7 @@ class ReportedCosts(NamedTuple):
       variance = _example_variance(mechanism, count)
       probability = _example_probability(mechanism, message['holding'])
       worst = tf.reshape(mechanism.worst_case_move**2 / variance, [1])
-      inclusion = self._example_inclusion(count)
       limit = client_costs.log_moments(worst, probability, reporting.orders)[0]
-      limit = client_costs.included(limit, inclusion)
       moves = tf.cast(message['squared_moves'], tf.float64) / variance
       moves = tf.minimum(moves, worst)
       rows = []
@@ -247,7 +240,7 @@ class ReportedCosts(NamedTuple):
           reporting.orders,
         )
         row = client_costs.bound_of_mean(
-          client_costs.included(costs, inclusion),
+          costs,
           message['measured'][step],
           reporting.failure_probability,
           reporting.estimator,

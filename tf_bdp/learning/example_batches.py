@@ -137,7 +137,7 @@ class ExampleBatches:
     members = list(draws) if mechanism.averages_noise else list(participants)
     if mechanism.panel_examples:
       members = list(panel)
-    taking_part = set(participants)
+    taking_part, always = set(participants), set(panel)
     worst = mechanism.worst_case_move**2
     groups: list[tuple[int, int, int, np.ndarray]] = []
     for client in members:
@@ -167,4 +167,5 @@ class ExampleBatches:
       np.array(holdings, np.int64),
       np.array([part.size for part in moves], np.int64),
       np.concatenate(moves).astype(np.float32),
+      np.array([client in always for client in clients], bool),
     )
