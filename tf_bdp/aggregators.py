@@ -157,11 +157,11 @@ class ClientPrivacyFactory(tff.aggregators.UnweightedAggregationFactory):
 
   def _sum(self, record: tff.Value, clip_norm: tff.Value) -> tff.Value:
     """Sums the clients' records, which have the type of their sum."""
-    update = tff.federated_sum(record.update)
-    add: Callable[[tff.Value], tff.Value] = tff.federated_sum
+    add = _counting(self._reporting is not None)
     if self._reporting is not None:
       update = secure_aggregation.secure_update_sum(record.update, clip_norm)
-      add = functools.partial(tff.federated_secure_sum, max_input=1)
+    else:
+      update = tff.federated_sum(record.update)
     return tff.federated_zip(
       collections.OrderedDict(
         update=update,
@@ -406,6 +406,7 @@ class NoisyMeanFactory(tff.aggregators.UnweightedAggregationFactory):
     *,
     noise_seed: Optional[int] = None,
     sum_factory: Optional[tff.aggregators.UnweightedAggregationFactory] = None,
+    secure_counts: bool = False,
   ):
     """Makes a factory.
 
@@ -413,6 +414,7 @@ class NoisyMeanFactory(tff.aggregators.UnweightedAggregationFactory):
       deviation: Of the noise that the server adds to the mean.
       noise_seed: For experiments only; see `mechanism_ops.add_noise`.
       sum_factory: Sums the updates; by default in the clear.
+      secure_counts: Whether clients are counted by secure sums.
     """
     if not 0 <= deviation < np.inf:
       raise ValueError(
@@ -421,6 +423,7 @@ class NoisyMeanFactory(tff.aggregators.UnweightedAggregationFactory):
     self._deviation = deviation
     self._noise_seed = noise_seed
     self._sum_factory = sum_factory or tff.aggregators.SumFactory()
+    self._count = _counting(secure_counts)
 
   def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
     """Creates the process for updates of `value_type`."""
@@ -469,8 +472,8 @@ class NoisyMeanFactory(tff.aggregators.UnweightedAggregationFactory):
     )
     def next_fn(state, value):
       summed = summing.next(state[1], value)
-      count = tff.federated_sum(tff.federated_map(is_usable, value))
-      clients = tff.federated_sum(tff.federated_value(1, tff.CLIENTS))
+      count = self._count(tff.federated_map(is_usable, value))
+      clients = self._count(tff.federated_value(1, tff.CLIENTS))
       result = tff.federated_map(release, (summed.result, count, state[0]))
       number = tff.federated_map(next_round, state[0])
       return tff.templates.MeasuredProcessOutput(
@@ -480,6 +483,13 @@ class NoisyMeanFactory(tff.aggregators.UnweightedAggregationFactory):
       )
 
     return tff.templates.AggregationProcess(init_fn, next_fn)
+
+
+def _counting(secure: bool) -> Callable[[tff.Value], tff.Value]:
+  """Returns what sums zeros and ones."""
+  if secure:
+    return functools.partial(tff.federated_secure_sum, max_input=1)
+  return tff.federated_sum
 
 
 def _gaussian_event(noise_multiplier: tf.Tensor) -> Any:

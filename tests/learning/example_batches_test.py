@@ -249,6 +249,7 @@ def test_the_measured_clients_are_those_whose_examples_could_have_been_seen(
   assert groups.clients.tolist() == list(clients)
   assert groups.steps.tolist() == [0] * len(clients)
   assert groups.holdings.tolist() == [_HOLDINGS[c] for c in clients]
+  assert groups.in_every_round.tolist() == [c in _PANEL for c in clients]
   for client, size, moves in zip(clients, groups.sizes, groups.moves()):
     draw = draws[client]
     np.testing.assert_allclose(moves, _wanted(draw, client, 0), rtol=1e-6)

@@ -249,11 +249,6 @@ def test_the_server_learns_no_value_of_a_single_client(runs, case):
   assert not names & {'squared_measures', 'aggregate'}
 
 
-@pytest.mark.xfail(
-  strict=True,
-  raises=AssertionError,
-  reason='counts, metrics and, unused, updates are still summed in the clear',
-)
 @pytest.mark.parametrize('case', _CASES)
 def test_all_aggregations_are_secure(case):
   process = _secure_engine(case)._process._process

@@ -19,6 +19,7 @@ def build_fed_sgd(
   model_fn: _ModelFn,
   aggregator: tff.aggregators.UnweightedAggregationFactory,
   server_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
+  metrics_aggregator: Optional[Callable[..., Any]] = None,
 ) -> tff.learning.templates.LearningProcess:
   """Builds federated SGD with a private aggregator.
 
@@ -27,6 +28,8 @@ def build_fed_sgd(
     aggregator: `ClientPrivacyFactory.mean` or `.sum`, or any other unweighted
       aggregation factory.
     server_optimizer: By default plain SGD with learning rate 0.1.
+    metrics_aggregator: Of the clients' training metrics, as TFF takes it; by
+      default a sum in the clear.
 
   Returns:
     A learning process. Its metrics hold the aggregator's measurements, from
@@ -39,6 +42,7 @@ def build_fed_sgd(
     model_fn,
     server_optimizer_fn=server_optimizer,
     model_aggregator=tff.aggregators.as_weighted_aggregator(aggregator),
+    metrics_aggregator=metrics_aggregator,
   )
 
 
@@ -47,6 +51,7 @@ def build_fed_avg(
   aggregator: tff.aggregators.UnweightedAggregationFactory,
   client_optimizer: tff.learning.optimizers.Optimizer,
   server_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
+  metrics_aggregator: Optional[Callable[..., Any]] = None,
 ) -> tff.learning.templates.LearningProcess:
   """Builds unweighted federated averaging with a private aggregator.
 
@@ -60,6 +65,7 @@ def build_fed_avg(
     client_optimizer_fn=client_optimizer,
     server_optimizer_fn=server_optimizer,
     model_aggregator=aggregator,
+    metrics_aggregator=metrics_aggregator,
   )
 
 

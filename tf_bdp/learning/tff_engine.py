@@ -79,15 +79,20 @@ class TffEngine(engine.Engine):
       reporting=None if reporting is None else reporting['client'],
     )
     server = server_optimizer(algorithm)
+    metrics_aggregator = None
+    if reporting is not None:
+      metrics_aggregator = tff.learning.metrics.secure_sum_then_finalize
     if algorithm.name == 'fed_sgd':
-      self._process = processes.build_fed_sgd(tff_model_fn, factory, server)
+      self._process = processes.build_fed_sgd(
+        tff_model_fn, factory, server, metrics_aggregator
+      )
       client_update = _gradient
     else:
       client = tff.learning.optimizers.build_sgdm(
         algorithm.client_learning_rate
       )
       self._process = processes.build_fed_avg(
-        tff_model_fn, factory, client, server
+        tff_model_fn, factory, client, server, metrics_aggregator
       )
       client_update = _weight_change(algorithm.client_learning_rate)
     self._measure_panel = processes.build_panel_measurement(

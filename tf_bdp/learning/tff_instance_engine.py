@@ -110,7 +110,10 @@ class TffInstanceEngine(tff_engine.TffEngine):
       )
       if algorithm.name == 'fed_avg':
         step *= algorithm.client_learning_rate * mechanism.local_steps
-      options = {'sum_factory': secure_aggregation.SecureUpdateSumFactory(step)}
+      options = {
+        'sum_factory': secure_aggregation.SecureUpdateSumFactory(step),
+        'secure_counts': True,
+      }
     return instance_processes.build_aggregator(mechanism, noise_seed, **options)
 
   def run_round(
