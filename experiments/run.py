@@ -194,7 +194,7 @@ class Settings:
       participation_probability=self.participation_probability,
       expected_clients=expected,
       total_examples=sum(holdings),
-      smallest_holding=max(1, min(holdings)),
+      smallest_holding=min(filter(None, holdings), default=1),
       clipping=self.clipping,
       server_noise_multiplier=self.server_noise_multiplier,
       accounting=self.example_accounting or '',

@@ -83,7 +83,9 @@ def _privacy(
   return compute_bdp_privacy_lib.report_of_rounds(
     rounds,
     noise_multiplier=_noise_multiplier(unit, mechanism),
-    participation_probability=_probability(rounds),
+    participation_probability=mechanism.participation_probability
+    if unit == 'client'
+    else _probability(rounds),
     delta=config.delta_of(unit, mechanism),
     worst_case_distance=float(
       np.max(_worst_distances(unit, mechanism, progress))

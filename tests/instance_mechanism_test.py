@@ -1209,7 +1209,7 @@ def test_bad_numbers_are_refused_with_a_sentence(name, value, sentence):
   'settings, holdings, sentence',
   [
     ({'smallest_holding': 5}, [9, 4, 7], 'is 5, but a client has 4'),
-    ({}, [9, 0], 'is 1, but a client has 0'),
+    ({}, [0, 0], 'is 1, but a client has 0'),
     ({'panel_examples': 10}, [9, 2], 'at least 3 examples. Found one with 2'),
   ],
 )
@@ -1222,6 +1222,8 @@ def test_clients_that_hold_enough_are_not():
   instance_mechanism.check_holdings(_mechanism(smallest_holding=4), [9, 4])
   instance_mechanism.check_holdings(_mechanism(panel_examples=10), [9, 3])
   instance_mechanism.check_holdings(_mechanism(), [1])
+  # One without examples has nobody to protect.
+  instance_mechanism.check_holdings(_mechanism(), [9, 0])
 
 
 # --- The truth: divergences of what is released, integrated numerically.

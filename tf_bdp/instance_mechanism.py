@@ -513,7 +513,7 @@ def check_holdings(
   mechanism: InstanceMechanism, holdings: Sequence[int]
 ) -> None:
   """Raises ValueError for clients with too few examples."""
-  smallest = min(holdings)
+  smallest = min((holding for holding in holdings if holding), default=0)
   if smallest < mechanism.smallest_holding:
     raise ValueError(
       f'smallest_holding is {mechanism.smallest_holding}, but a client has '

@@ -98,7 +98,9 @@ def test_epsilons_are_those_of_an_accountant_fed_by_hand(data, tmp_path):
   engine = _engine(data)
   progress = _train(engine, data, tmp_path)
   accountant = BayesianAccountant()
-  for event in training.events_of(engine.mechanism, _CONFIG, progress)['client']:
+  for event in training.events_of(engine.mechanism, _CONFIG, progress)[
+    'client'
+  ]:
     accountant.compose(event)
   last = progress.rows[-1]
   assert last['bdp_epsilon'] == accountant.get_epsilon(1e-3)

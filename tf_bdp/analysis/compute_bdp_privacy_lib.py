@@ -41,12 +41,12 @@ _STARS = {
 _FOOTNOTES = (
   '(*) Assumes Poisson sampling. {sampling}',
   '(**) Composes as if another {unit} were drawn in every round (the '
-  "paper's Theorem 1). For a {unit} that stays it under-reports; given to "
+  "paper's Theorem 1). For {one} that stays it under-reports; given to "
   "compare with the paper's figures.",
   "(***) The bound of the mean cost is Student's t, as in the paper's Eq. 5. "
   'It can fail far more often than stated if a few units are far from the '
   'others. The distribution-free figure does not rest on it.',
-  'BDP holds for a {unit} drawn from the population that the sampled units '
+  'BDP holds for {one} drawn from the population that the sampled units '
   'show, not for any conceivable one. Its epsilon was computed from private '
   'data: publishing it, or the distances, is a release of its own.',
 )
@@ -70,6 +70,11 @@ class PrivacyReport:
   sampling: str
 
   @property
+  def one_unit(self) -> str:
+    """The unit with its article."""
+    return f'{"an" if self.unit[0] in "aeiou" else "a"} {self.unit}'
+
+  @property
   def adjacency(self) -> str:
     """Which pairs of data sets the guarantee is about."""
     return _ADJACENCIES.get(self.mechanism, 'add-or-remove-one')
@@ -86,8 +91,8 @@ class PrivacyReport:
         self._lines('DP', f'DP with {{}}, for any {self.unit}'),
         self._lines(
           'BDP',
-          f'BDP with {{}}, for a {self.unit} drawn from the same population as '
-          'the others',
+          f'BDP with {{}}, for {self.one_unit} drawn from the same population '
+          'as the others',
         ),
         self._attacker(),
         self._how(),
@@ -142,8 +147,8 @@ class PrivacyReport:
   def _attacker(self) -> str:
     lines = [
       _fill(
-        f'Probability that an attacker who guesses the presence of a '
-        f'{self.unit} from even odds is right, at most:'
+        'Probability that an attacker who guesses the presence of '
+        f'{self.one_unit} from even odds is right, at most:'
       )
     ]
     lines += [
@@ -197,7 +202,9 @@ class PrivacyReport:
         'not proven.'
       ),
     }[self.sampling]
-    return _fill(note.format(unit=self.unit, sampling=sampling))
+    return _fill(
+      note.format(unit=self.unit, one=self.one_unit, sampling=sampling)
+    )
 
 
 def compute_bdp_privacy(

@@ -596,7 +596,7 @@ def _summary(
     (
       'BDP epsilon',
       *_described(bdp_row, delta),
-      f'for a {privacy.unit} drawn from the same population',
+      f'for {privacy.one_unit} drawn from the same population',
     ),
   ]
   return _element(
@@ -682,8 +682,9 @@ def _privacy_section(
       _table(headings, rows, numeric=(1, 2, 3, 4)),
       _element(
         'p',
-        'Attacker: the most often that someone who guesses the presence of a '
-        f'{privacy.unit} from even odds can be right, 1 / (1 + exp(-epsilon)).',
+        'Attacker: the most often that someone who guesses the presence of '
+        f'{privacy.one_unit} from even odds can be right, '
+        '1 / (1 + exp(-epsilon)).',
         class_='hint',
       ),
       _element('h2', 'Do the data fit the assumptions of BDP?'),
