@@ -39,7 +39,7 @@ setuptools.setup(
       'psutil',
     ],
     'experiments': ['scikit-learn'],
-    'test': ['hypothesis', 'mpmath', 'pytest'],
+    'test': ['hypothesis', 'mpmath', 'pytest', 'pytest-xdist'],
   },
   entry_points={
     'console_scripts': [

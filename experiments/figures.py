@@ -117,9 +117,9 @@ def plot(
 
   wanted = _FIGURE_1_METHOD if figure == 1 else 'accuracy'
   plot_figure, axes = pyplot.subplots(
-    1, len(PANELS), figsize=(12, 3.6), layout='constrained'
+    1, len(PANELS), figsize=(12, 3.6), layout='constrained', squeeze=False
   )
-  for axis, (panel, title) in zip(axes, PANELS.items()):
+  for axis, (panel, title) in zip(axes[0], PANELS.items()):
     chosen = [r for r in rows if (r['panel'], r['method']) == (panel, wanted)]
     for style, name in zip(
       _STYLES, dict.fromkeys(row['curve'] for row in chosen)
@@ -137,7 +137,7 @@ def plot(
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
   label = 'growth of ε' if figure == 1 else 'test accuracy'
-  axes[0].set_ylabel(label)
+  axes[0, 0].set_ylabel(label)
   plot_figure.savefig(path, dpi=150)
   pyplot.close(plot_figure)
   return path

@@ -42,7 +42,7 @@ def _entries(event, count=1):
   ],
 )
 def test_events_are_taken_apart_into_rounds(event, expected):
-  assert _entries(event, 3) == expected
+  assert _entries(event, 3) == [ledger.Entry(*entry) for entry in expected]
 
 
 def test_gaussians_that_see_one_sample_add_their_squared_distances():
@@ -51,7 +51,7 @@ def test_gaussians_that_see_one_sample_add_their_squared_distances():
     [_GAUSSIAN, dp_accounting.SelfComposedDpEvent(_GAUSSIAN, 3)]
   )
   sampled = dp_accounting.PoissonSampledDpEvent(0.1, both)
-  assert _entries(sampled) == [(1.0, 0.1, False, 1)]
+  assert _entries(sampled) == [ledger.Entry(1.0, 0.1, False, 1)]
 
 
 @pytest.mark.parametrize(

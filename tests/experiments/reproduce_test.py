@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import pathlib
 import subprocess
 import sys
@@ -26,6 +27,9 @@ _MNIST = _ROOT.parent / 'shared/data/tensorflow_datasets'
 _MNIST_DIR = str(_MNIST) if _MNIST.exists() else None
 
 
+_load_once = functools.cache(datasets.load)
+
+
 @pytest.fixture(name='places')
 def _places(tmp_path, monkeypatch):
   # Features as of a network; the network itself has tests of its own.
@@ -39,6 +43,7 @@ def _places(tmp_path, monkeypatch):
     )
 
   monkeypatch.setattr(features, 'aptos_features', stand_in)
+  monkeypatch.setattr(datasets, 'load', _load_once)
   return jobs.Places(_MNIST_DIR, 'aptos', 'weights', 'cache', tmp_path / 'runs')
 
 
@@ -106,7 +111,8 @@ def test_more_cells_join_those_that_are_there(places, tmp_path):
   assert [row['cell'] for row in tables.read(path)] == ['100', '1000']
 
 
-def test_joint_privacy_stays_within_both_budgets(places, tmp_path):
+def test_joint_privacy_stays_within_both_budgets(places, tmp_path, monkeypatch):
+  monkeypatch.setattr(paper, 'JOINT_TABLE', paper.JOINT_TABLE[:2])
   path = tables.write(4, places, tmp_path, 1, tiny=True)
   rows = {row['cell']: row for row in tables.read(path)}
   assert list(rows) == [cell.cell for cell in paper.JOINT_TABLE]
@@ -125,15 +131,14 @@ def test_joint_privacy_stays_within_both_budgets(places, tmp_path):
 
 @pytest.mark.parametrize('figure', [1, 2])
 def test_a_figure_has_all_its_curves(places, tmp_path, monkeypatch, figure):
-  monkeypatch.setattr(
-    figures, 'PANELS', {'aptos': 'APTOS 2019', 'mnist_iid': 'MNIST, i.i.d.'}
-  )
+  panel = {1: 'mnist_iid', 2: 'aptos'}[figure]
+  monkeypatch.setattr(figures, 'PANELS', {panel: figures.PANELS[panel]})
   path = figures.write(figure, places, tmp_path, tiny=True)
   assert path.read_bytes().startswith(b'\x89PNG')
   with open(tmp_path / f'figure_{figure}.csv', encoding='utf-8') as file:
     rows = list(csv.DictReader(file))
   curves = {(row['panel'], row['curve']) for row in rows}
-  assert len(curves) == 8
+  assert len(curves) == 4
   assert {int(row['round']) for row in rows} == {2, 4}
   if figure == 1:
     epsilons = {
