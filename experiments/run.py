@@ -94,7 +94,7 @@ class Settings:
       )
     elif self.level != 'joint':
       idle += ('joint_reference',)
-    if 'client' not in self.units or 'example' not in self.units:
+    if len(self.units) == 1:
       idle += ('example_delta', 'example_bdp_epsilon_budget')
     for field in dataclasses.fields(self):
       if field.name in idle and getattr(self, field.name) != field.default:
@@ -124,18 +124,19 @@ class Settings:
   @property
   def units(self) -> tuple[str, ...]:
     """What is protected."""
-    return {'client': ('client',)}.get(
-      self.level,
-      ('client', 'example')
-      if self.level in ('joint', 'split')
-      else ('example',),
-    )
+    if self.level == 'client':
+      return ('client',)
+    if self.level in instance_mechanism.INSTANCE_LEVELS:
+      return ('example',)
+    return ('client', 'example')
 
   def training_config(self) -> training.TrainingConfig:
     """Returns how long to train, and what to account for."""
     panel_size, estimator = self.panel_size, self.estimator
     if panel_size is None:
       panel_size = min(self.clients, 100)
+      if (self.engine, self.level, self.noise_seed) == ('tff', 'split', None):
+        panel_size = 0  # TFF cannot measure a noisy update a second time.
     if self.secure_aggregation:
       panel_size, estimator = 0, estimator or 'bernstein'
     return training.TrainingConfig(

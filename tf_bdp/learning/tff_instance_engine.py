@@ -136,50 +136,31 @@ class TffInstanceEngine(tff_engine.TffEngine):
     if self._reports is not None:
       return self._reported(tff_engine.TffState(output.state), output.metrics)
     metrics = output.metrics['aggregator']
-    count = int(metrics['participants'])
     answers = self._measurement.read(output.metrics['client_work'])
     clients = self._batches.clients(participants, panel)
-    measures = np.array([answers[c].squared_norm for c in participants])
-    usable = np.array([answers[c].usable for c in participants], bool)
-    if self.mechanism.level == 'split':
-      measures = np.asarray(metrics['squared_measures'])
-      usable = np.ones(measures.shape, bool)
-    panel_measures = None
     # In 'split' all of the panel are compared with the aggregate.
-    absent = clients[len(participants) :]
+    others = clients[len(participants) :]
     if self.mechanism.level == 'split':
-      absent = list(panel)
-    if absent:
-      answers_of_absent, compared = self._measure_panel(
+      others = list(panel)
+    compared: dict[int, np.ndarray] = {}
+    if others:
+      more, rows = self._measure_panel(
         {
           'weights': before,
           'round_number': round_number,
           'aggregate': metrics.get('aggregate', before.trainable),
         },
-        [self._dataset_of(round_number, client) for client in absent],
+        [self._dataset_of(round_number, client) for client in others],
       )
-      answers = {**self._measurement.read(answers_of_absent), **answers}
-    if panel and 'client' in self.mechanism.units:
-      taking_part = np.isin(panel, participants)
-      taking_part &= np.array([answers[c].usable for c in panel])
-      panel_measures = np.array([answers[c].squared_norm for c in panel])
-      if self.mechanism.level == 'split':
-        rows = {int(row[0]): row for row in np.asarray(compared)}
-        compared = np.array([rows[client] for client in panel])
-        # Alone, a client is compared with nothing.
-        alone = taking_part & (count == 1)
-        panel_measures = np.where(alone, compared[:, 1], compared[:, 2])
-      usable_members = np.array([answers[c].usable for c in panel])
-      panel_measures = np.where(usable_members, panel_measures, 0.0)
+      answers = {**self._measurement.read(more), **answers}
+      compared = {int(row[0]): row[1:] for row in np.asarray(rows)}
     draws = {c: self._batches.draw(round_number, c) for c in clients}
-    return engine.RoundOutput(
+    result = engine.RoundOutput(
       state=tff_engine.TffState(output.state),
-      participants=count,
+      participants=int(metrics['participants']),
       failed_clients=int(metrics['failed_clients']),
       clip_norm=self.mechanism.clip_norm,
-      squared_measures=measures[usable],
-      panel_squared_measures=panel_measures,
-      panel_taking_part=None if panel_measures is None else taking_part,
+      squared_measures=self._squared_measures(participants, answers, metrics),
       examples=self._batches.groups(
         draws,
         {c: answers[c].squared_moves for c in draws if answers[c].usable},
@@ -187,6 +168,32 @@ class TffInstanceEngine(tff_engine.TffEngine):
         panel,
       ),
     )
+    if not panel or 'client' not in self.mechanism.units:
+      return result
+    usable = np.array([answers[client].usable for client in panel])
+    taking_part = np.isin(panel, participants) & usable
+    measures = np.array([answers[client].squared_norm for client in panel])
+    if self.mechanism.level == 'split':
+      norms, distances = np.array([compared[client] for client in panel]).T
+      # Alone, a client is compared with nothing.
+      alone = taking_part & (result.participants == 1)
+      measures = np.where(alone, norms, distances)
+    return result._replace(
+      panel_squared_measures=np.where(usable, measures, 0.0),
+      panel_taking_part=taking_part,
+    )
+
+  def _squared_measures(
+    self,
+    participants: Sequence[int],
+    answers: Mapping[int, instance_processes.Answer],
+    metrics: Mapping[str, Any],
+  ) -> np.ndarray:
+    """Returns the measures of the participants whose updates are usable."""
+    if self.mechanism.level == 'split':
+      return np.asarray(metrics['squared_measures'])
+    usable = [c for c in participants if answers[c].usable]
+    return np.array([answers[client].squared_norm for client in usable])
 
   def _reported(
     self, state: tff_engine.TffState, metrics: Mapping[str, Any]
