@@ -47,8 +47,10 @@ def _data(
   size = _CLIENTS * _EXAMPLES
   features = generator.random((size, 28, 28, 1), dtype=np.float32)
   labels = generator.integers(0, 10, size)
-  indices = generator.integers(0, size, (clients, examples)).astype(np.int32)
-  return federated_data.FederatedData(features, labels, list(indices))
+  indices = [
+    generator.choice(size, examples, replace=False) for _ in range(clients)
+  ]
+  return federated_data.FederatedData(features, labels, indices)
 
 
 def _engine(
