@@ -37,7 +37,8 @@ def write(
     for unit in mechanism.units
   }
   distances = _distances(mechanism.units[0], mechanism, progress, rounds)
-  if distances is not None and mechanism.units == ('client',):
+  is_panel = config.panel_size and mechanism.units == ('client',)
+  if distances is not None and is_panel:
     recorded_distances.save(
       directory / DISTANCES_FILE,
       distances,

@@ -62,6 +62,13 @@ def test_a_run_prints_the_table_and_the_path_of_its_report(whole):
   assert f'Report: {directory / "report.html"}' in printed
 
 
+def test_distances_of_clients_that_are_no_panel_are_not_saved_as_one(tmp_path):
+  result = _run(tmp_path, *_SMALL, '--rounds=2', '--panel_size=0')
+  assert result.returncode == 0, result.stderr
+  assert (tmp_path / 'report.html').exists()
+  assert not (tmp_path / 'distances.npz').exists()
+
+
 def test_the_report_directory_has_all_that_was_promised(whole):
   directory, _ = whole
   for name in (
