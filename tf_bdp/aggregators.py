@@ -206,9 +206,7 @@ class ClientPrivacyFactory(tff.aggregators.UnweightedAggregationFactory):
 
     @tff.tensorflow.computation(np.int32)
     def worst_case(count):
-      return tf.cast(
-        _worst_case_of(self._mechanism, tf.cast(count, tf.float64)), tf.float64
-      )
+      return _worst_case_of(self._mechanism, tf.cast(count, tf.float64))
 
     @tff.tensorflow.computation(record_type)
     def is_usable(record):
@@ -248,17 +246,15 @@ class ClientPrivacyFactory(tff.aggregators.UnweightedAggregationFactory):
     )
     def squared_distance(record, aggregate, count, clip_norm):
       own = tf.nest.flatten(record['update'])
-      parts = own
-      others = tf.constant(1.0, tf.float64)
+      squared = mechanism_ops.squared_norm(own)
+      others = tf.constant(mechanism.expected_clients, tf.float64)
       if mechanism.kind == 'mean':
         parts = [p - m for p, m in zip(own, tf.nest.flatten(aggregate))]
-        others = tf.maximum(tf.cast(count, tf.float64) - 1.0, 1.0)
-      else:
-        others = tf.constant(mechanism.expected_clients, tf.float64)
-      squared = mechanism_ops.squared_norm(parts)
-      if mechanism.kind == 'mean':
         # Alone, a client is compared with nothing.
-        squared = tf.where(count > 1, squared, mechanism_ops.squared_norm(own))
+        squared = tf.where(
+          count > 1, mechanism_ops.squared_norm(parts), squared
+        )
+        others = tf.maximum(tf.cast(count, tf.float64) - 1.0, 1.0)
       norm = tf.cast(clip_norm, tf.float64)
       moves = tf.cast(squared, tf.float64) / tf.square(norm * others)
       return mechanism.to_squared_distance(moves)

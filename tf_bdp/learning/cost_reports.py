@@ -7,7 +7,7 @@ Both run in contexts that know secure sums; see `secure_aggregation`.
 
 import collections
 from collections.abc import Mapping
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -160,7 +160,6 @@ class ReportedCosts(NamedTuple):
     size = tf.shape(update.squared_moves)[1]
     padding = [[0, 0], [0, self.longest - size]]
     shape = [self.mechanism.local_steps, self.longest]
-    norm = tf.norm(update.sent)
     taken = tf.range(self.mechanism.local_steps) < part['step_count']
     measured = part['measured'] & taken[:, tf.newaxis]
     return collections.OrderedDict(
@@ -170,7 +169,7 @@ class ReportedCosts(NamedTuple):
       measured=tf.ensure_shape(tf.pad(measured, padding), shape),
       taken=taken,
       squared_norm=tf.reduce_sum(tf.square(update.clipped)),
-      usable=tf.math.is_finite(norm) & (norm > 0),
+      usable=private_steps.is_usable(update.sent),
       holding=part['holding'],
     )
 
@@ -181,14 +180,16 @@ class ReportedCosts(NamedTuple):
     def as_integer(is_usable):
       return tf.cast(is_usable, tf.int32)
 
+    @tff.tensorflow.computation(np.int32)
+    def upper_costs(count):
+      return self._upper_example_costs(count)
+
     count = tff.federated_secure_sum(
       tff.federated_map(as_integer, messages.usable), 1
     )
-    sent_count = tff.federated_broadcast(count)
     bound = self._build_bound(messages.type_signature.member)
-    costs = tff.federated_map(bound, (messages, sent_count))
-    worst = self._build_worst(self._upper_example_costs)
-    limit = tff.federated_map(worst, count)
+    costs = tff.federated_map(bound, (messages, tff.federated_broadcast(count)))
+    limit = tff.federated_map(upper_costs, count)
     if self.mechanism.accounting == 'sequential':
       reduced = secure_aggregation.secure_sum(costs, limit)
     else:
@@ -210,15 +211,6 @@ class ReportedCosts(NamedTuple):
     # A little more, for the same number computed in another way is another.
     upper = costs[0] * (1.0 + 1e-9)
     return tf.tile(upper[tf.newaxis], [self.mechanism.local_steps, 1])
-
-  def _build_worst(
-    self, function: Callable[[tf.Tensor], tf.Tensor]
-  ) -> tff.Computation:
-    @tff.tensorflow.computation(np.int32)
-    def worst(count):
-      return function(count)
-
-    return worst
 
   def _build_bound(self, message_type: tff.Type) -> tff.Computation:
     """What a client computes: its examples' cost of every step and order."""

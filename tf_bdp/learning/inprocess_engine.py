@@ -436,7 +436,7 @@ class InProcessEngine(engine.Engine):
       if mechanism.clips_updates:
         (sent,), _, _ = mechanism_ops.clip([sent], mechanism.clip_norm)
         squared = tf.square(tf.minimum(norm, mechanism.clip_norm))
-      usable = tf.math.is_finite(norm) & (norm > 0)
+      usable = private_steps.is_usable(update.sent)
       sent = tf.where(usable, sent, tf.zeros_like(sent))
       padding = [[0, 0], [0, longest - size]]
       moves = tf.pad(update.squared_moves, padding)

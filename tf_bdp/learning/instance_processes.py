@@ -76,7 +76,7 @@ class MovesByExample(NamedTuple):
     moves = tf.pad(update.squared_moves, [[0, 0], [0, self.longest - size]])
     head = tf.stack(
       [
-        tf.cast(_usable(update.sent), tf.float32),
+        tf.cast(private_steps.is_usable(update.sent), tf.float32),
         tf.cast(part['client'], tf.float32),
         tf.reduce_sum(tf.square(update.clipped)),
       ]
@@ -98,12 +98,6 @@ class MovesByExample(NamedTuple):
       )
       for row in np.asarray(rows)
     }
-
-
-def _usable(update: tf.Tensor) -> tf.Tensor:
-  """Whether an update is finite and, as TFF marks failures, not zero."""
-  norm = tf.norm(update)
-  return tf.math.is_finite(norm) & (norm > 0)
 
 
 def part_spec(
@@ -386,7 +380,7 @@ def _build_work(
         algorithm,
         normal,
       )
-      usable = _usable(update.sent)
+      usable = private_steps.is_usable(update.sent)
       sent = tf.where(usable, update.sent, tf.zeros_like(update.sent))
       parts = private_steps.parts(sent, model.trainable_variables)
       return parts, measurement.message(update, part)

@@ -227,6 +227,12 @@ def _clipped_by_example(
   return Step(update, tf.square(moves))
 
 
+def is_usable(update: tf.Tensor) -> tf.Tensor:
+  """Whether an update is finite and, as TFF marks failures, not zero."""
+  norm = tf.norm(update)
+  return tf.math.is_finite(norm) & (norm > 0)
+
+
 def flat(parts: Sequence[tf.Tensor]) -> tf.Tensor:
   """Returns the tensors as one vector."""
   return tf.concat([tf.reshape(part, [-1]) for part in parts], 0)

@@ -50,17 +50,9 @@ class TffEngine(engine.Engine):
       reporting: Of each unit; makes updates and costs reach the server by
         secure sums alone, simulated by TFF's test runtime.
     """
-    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
-    tff_worker.reap_on_exit()
-    self._reporting = reporting
-    if reporting is not None:
-      secure_aggregation.set_simulation_context()
-    self.mechanism = mechanism
+    self._start(model_fn, mechanism, reporting)
     self._data = data
     self._algorithm = algorithm
-    model = model_fn()
-    engine.check_model(model)
-    self._initial_weights = [v.numpy() for v in model.trainable_variables]
     spec = (
       tf.TensorSpec([None, *data.features.shape[1:]], data.features.dtype),
       tf.TensorSpec([None], data.labels.dtype),
@@ -101,6 +93,23 @@ class TffEngine(engine.Engine):
     # Keras binds its classes to the kind of graph in which a model was made
     # last, and TFF makes models in old ones: bind them back for this process.
     model_fn()
+
+  def _start(
+    self,
+    model_fn: Callable[[], tf.keras.Model],
+    mechanism: engine.Mechanism,
+    reporting: Optional[Mapping[str, cost_reports.Reporting]],
+  ) -> None:
+    """Prepares TFF's runtime, and what all of its engines have."""
+    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+    tff_worker.reap_on_exit()
+    if reporting is not None:
+      secure_aggregation.set_simulation_context()
+    model = model_fn()
+    engine.check_model(model)
+    self.mechanism = mechanism
+    self._reporting = reporting
+    self._initial_weights = [v.numpy() for v in model.trainable_variables]
 
   def initial_state(self) -> TffState:
     """Returns the process's initial state, with the model's initial weights."""

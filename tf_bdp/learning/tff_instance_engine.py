@@ -1,6 +1,5 @@
 """Rounds on TFF's C++ runtime that protect examples."""
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
@@ -17,7 +16,6 @@ from tf_bdp.learning import (
   instance_processes,
   secure_aggregation,
   tff_engine,
-  tff_worker,
 )
 
 
@@ -47,24 +45,16 @@ class TffInstanceEngine(tff_engine.TffEngine):
       seed: Of the batches that clients draw.
       reporting: As for `TffEngine`.
     """
-    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
-    tff_worker.reap_on_exit()
-    self._reporting = reporting
-    if reporting is not None:
-      secure_aggregation.set_simulation_context()
     if mechanism.reference_is_last_mean:
       raise ValueError(
         "TFF's clients are not sent the last mean. Leave out "
         'reference_is_last_mean, or use the other engine.'
       )
-    self.mechanism = mechanism
+    self._start(model_fn, mechanism, reporting)
     self._noise_is_seeded = noise_seed is not None
     self._batches = example_batches.ExampleBatches(
       data, mechanism, algorithm, seed
     )
-    model = model_fn()
-    engine.check_model(model)
-    self._initial_weights = [v.numpy() for v in model.trainable_variables]
     self._measurement = instance_processes.MovesByExample.of(self._batches)
     self._reports = None
     if reporting is not None:
