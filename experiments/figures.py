@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments import jobs
+from experiments import jobs, tables
 
 PANELS = {
   'aptos': 'APTOS 2019',
@@ -15,12 +15,19 @@ PANELS = {
 _FIGURE_1_CLIENTS = (100, 1000)
 # How the paper accounts; the sound figures are in the CSV file beside it.
 _FIGURE_1_METHOD = 'bdp_paper_l_part'
+# The table and the clients of a panel.
+_FIGURE_2_CELLS = {
+  'aptos': (3, 100),
+  'mnist_iid': (2, 1000),
+  'mnist_shards': (1, 1000),
+}
 _FIGURE_2_KINDS = {
   'baseline': 'non-private',
-  'client': 'client only',
+  'private': 'client only',
   'joint': 'joint',
   'split': 'split',
 }
+_EXAMPLE_DELTA = 1e-5
 # Okabe and Ito's colours, and another dash for each curve.
 _STYLES = (
   {'color': '#0072b2', 'linestyle': '-'},
@@ -83,8 +90,15 @@ def _rows_of_2(places: jobs.Places, tiny: bool) -> list[dict[str, Any]]:
   """Accuracy over rounds, by what is protected and how."""
   rows = []
   for panel in PANELS:
+    table, clients = _FIGURE_2_CELLS[panel]
+    (cell,) = tables.cells_of(table, [clients])
     for kind, label in _FIGURE_2_KINDS.items():
-      values = jobs.load_settings('figure_2', panel, kind)
+      if kind in ('baseline', 'private'):
+        values = tables.settings_of(table, cell, kind)
+      else:
+        values = jobs.load_settings('figure_2', panel, kind)
+        values |= {'clients': clients, 'delta': cell.delta}
+        values['example_delta'] = _EXAMPLE_DELTA
       summary = jobs.summary_of(
         jobs.make(values, 0, places, tiny), places, f'figure_2-{panel}-{kind}'
       )
@@ -130,6 +144,9 @@ def plot(
       if figure == 1:  # As in the paper: growth since the first value.
         numbers, values = numbers[1:], [v - values[0] for v in values[1:]]
       axis.plot(numbers, values, label=name, linewidth=1.8, **style)
+    if figure == 2:  # The runs of tables can be longer.
+      ends = {row['curve']: int(row['round']) for row in chosen}
+      axis.set_xlim(0, min(ends.values()))
     axis.set_title(title)
     axis.set_xlabel('communication round')
     if figure == 1:

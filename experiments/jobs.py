@@ -9,14 +9,16 @@ import hashlib
 import json
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import dp_accounting
+import numpy as np
 import tomllib
 
 from experiments import epsilon_curves, run
 from tf_bdp import instance_mechanism
+from tf_bdp.learning import training
 
 HYPERPARAMETERS = pathlib.Path(__file__).parent / 'hyperparameters'
 _SUMMARY_FILE = 'summary.json'
@@ -49,12 +51,18 @@ class Summary(NamedTuple):
     accuracies: After each of them.
     curves: ε after each of them, by unit and method; the unit is 'client', or
       'example' and how its costs were counted.
+    distances: By which a unit moves the release, in the quadratic mean over
+      units and rounds, as a share of the worst case of differential privacy;
+      by unit as above.
+    model_size: The number of weights.
   """
 
   settings: dict[str, Any]
   at: list[int]
   accuracies: list[float]
   curves: dict[str, dict[str, list[float]]]
+  distances: dict[str, float]
+  model_size: int
 
   def accuracy_by_round(self) -> dict[int, float]:
     """Returns the accuracies by round."""
@@ -69,14 +77,31 @@ def load_settings(name: str, *path: str) -> dict[str, Any]:
     *path: The tables to go down to, such as 'clients', '100', 'private'. Values
       of outer tables hold for inner ones.
   """
-  with open(HYPERPARAMETERS / f'{name}.toml', 'rb') as file:
-    table: dict[str, Any] = tomllib.load(file)
   values: dict[str, Any] = {}
-  for key in (None, *path):
-    if key is not None:
-      table = table.get(key, {})
+  for table in _tables(name, path):
     values |= {k: v for k, v in table.items() if not isinstance(v, dict)}
   return values
+
+
+def load_tried(name: str, *path: str) -> list[tuple[str, Any]]:
+  """Returns settings and values that were tried in place of those of a run.
+
+  Args:
+    name: As of `load_settings`.
+    *path: As of `load_settings`.
+  """
+  *_, table = _tables(name, (*path, 'tried'))
+  return [(key, value) for key, values in table.items() for value in values]
+
+
+def _tables(name: str, path: Sequence[str]) -> Iterator[dict[str, Any]]:
+  """Yields the tables of a file, from the outermost one inwards."""
+  with open(HYPERPARAMETERS / f'{name}.toml', 'rb') as file:
+    table: dict[str, Any] = tomllib.load(file)
+  yield table
+  for key in path:
+    table = table.get(key, {})
+    yield table
 
 
 def make(
@@ -122,7 +147,8 @@ def summary_of(settings: run.Settings, places: Places, name: str) -> Summary:
   values = {k: v for k, v in settings.to_dict().items() if k not in _PLACES}
   text = json.dumps(values, sort_keys=True)
   digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-  directory = places.work_dir / f'{name}-{digest}'
+  known = sorted(places.work_dir.glob(f'*-{digest}'))
+  directory = known[0] if known else places.work_dir / f'{name}-{digest}'
   path = directory / _SUMMARY_FILE
   if not path.exists():
     print(f'Training {directory.name} ({settings.rounds} rounds)')
@@ -138,14 +164,30 @@ def _summarise(settings: dict[str, Any], outcome: run.Outcome) -> Summary:
   """Accounts for a run in every way."""
   rows = [r for r in outcome.progress.rows if r['accuracy'] != '']
   at = [row['round'] for row in rows]
-  curves = {}
+  curves, distances = {}, {}
   if outcome.mechanism.noise_multiplier:
     variants = {'client': outcome.mechanism}
     if isinstance(outcome.mechanism, instance_mechanism.InstanceMechanism):
       variants = _variants(outcome.mechanism)
     for name, mechanism in variants.items():
-      curves[name] = _curves(name, mechanism, outcome, at)
-  return Summary(settings, at, [float(r['accuracy']) for r in rows], curves)
+      events = training.events_of(mechanism, outcome.config, outcome.progress)
+      events = events[name.partition('_')[0]]
+      curves[name] = _curves(name, mechanism, events, outcome.config, at)
+      distances[name] = _mean_distance(events)
+  accuracies = [float(row['accuracy']) for row in rows]
+  return Summary(
+    settings, at, accuracies, curves, distances, outcome.model_size
+  )
+
+
+def _mean_distance(rounds: Sequence[Any]) -> float:
+  """Returns the quadratic mean of r over that of the worst case."""
+  shares = [
+    np.mean(group.squared_distances) / group.worst_case_squared_distance
+    for event in rounds
+    for group in getattr(event, 'groups', ())
+  ]
+  return float(np.sqrt(np.mean(shares))) if shares else math.nan
 
 
 def _variants(
@@ -169,13 +211,13 @@ def _variants(
 
 
 def _curves(
-  name: str, mechanism: Any, outcome: run.Outcome, at: list[int]
+  name: str,
+  mechanism: Any,
+  events: Sequence[Any],
+  config: training.TrainingConfig,
+  at: list[int],
 ) -> dict[str, list[float]]:
-  from tf_bdp.learning import training
-
-  config = outcome.config
   unit = name.partition('_')[0]
-  events = training.events_of(mechanism, config, outcome.progress)[unit]
   steps, panel, dp_of_paper = config.rounds, bool(config.panel_size), None
   if unit == 'example':
     panel = bool(mechanism.panel_examples)

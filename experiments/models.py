@@ -20,7 +20,10 @@ _RESNET50_MD5 = '4d473c1dd8becc155b73f8504c6f6626'
 
 
 def mnist_cnn(
-  seed: Optional[int] = None, activation: str = 'relu', filters: int = 16
+  seed: Optional[int] = None,
+  activation: str = 'relu',
+  filters: int = 16,
+  kernel_size: int = 8,
 ) -> tf.keras.Model:
   """The CNN of TF Privacy's MNIST tutorial: 26,010 weights.
 
@@ -33,15 +36,18 @@ def mnist_cnn(
     activation: Between the layers. Bounded ones such as 'tanh' do better where
       updates are clipped and noised (Papernot et al., "Tempered Sigmoid
       Activations for Deep Learning with Differential Privacy").
+    kernel_size: Of the first convolution. The tutorial has 8; 5 takes two
+      thirds of the time.
   """
   validation.check_positive_integer('filters', filters)
+  validation.check_positive_integer('kernel_size', kernel_size)
   _set_seed(seed)
   layers = tf.keras.layers
   return tf.keras.Sequential(
     [
       layers.Input((28, 28, 1)),
       layers.Conv2D(
-        filters, 8, strides=2, padding='same', activation=activation
+        filters, kernel_size, strides=2, padding='same', activation=activation
       ),
       layers.MaxPool2D(2, 1),
       layers.Conv2D(

@@ -18,11 +18,16 @@ class ClientCell(NamedTuple):
   bdp_epsilon: float
   delta: float
 
+  @property
+  def name(self) -> str:
+    """As files and settings know it."""
+    return str(self.clients)
+
 
 class JointCell(NamedTuple):
   """A row of Table IV, with 100 clients; ε of examples is 0.1 at δ = 1e-5."""
 
-  cell: str
+  name: str
   baseline: float
   dp_accuracy: float
   bdp_accuracy: float
@@ -30,6 +35,7 @@ class JointCell(NamedTuple):
   client_delta: float = 1e-3
   example_epsilon: float = 0.1
   example_delta: float = 1e-5
+  clients: int = 100
 
 
 CLIENT_TABLES = {

@@ -7,6 +7,7 @@ paper's. Hyper-parameters are in experiments/hyperparameters.
 Examples:
   python -m experiments.reproduce --table=2 --data_dir=~/tensorflow_datasets
   python -m experiments.reproduce --all --aptos_dir=~/aptos2019
+  python -m experiments.reproduce --table=2 --clients=100 --tune
   python -m experiments.reproduce --all --tiny
 """
 
@@ -22,6 +23,12 @@ _TABLE = flags.DEFINE_multi_enum(
 )
 _FIGURE = flags.DEFINE_multi_enum(
   'figure', [], ['1', '2'], 'Figures to reproduce.'
+)
+_TUNE = flags.DEFINE_bool(
+  'tune',
+  False,
+  'Instead of the tables, run what was tried for their hyper-parameters, on '
+  'validation data.',
 )
 _ALL = flags.DEFINE_bool('all', False, 'All of them.')
 _CLIENTS = flags.DEFINE_multi_integer(
@@ -60,8 +67,12 @@ def main(argv: list[str]) -> None:
   tables, figures = _TABLE.value, _FIGURE.value
   if _ALL.value:
     tables, figures = ['1', '2', '3', '4'], ['1', '2']
+  if _TUNE.value:
+    figures = []
   if not tables and not figures:
-    raise app.UsageError('Give --table=N, --figure=N or --all.')
+    raise app.UsageError(
+      'Give --table=N, --figure=N (not with --tune) or --all.'
+    )
   try:
     _reproduce([int(t) for t in tables], [int(f) for f in figures])
   except (ValueError, OSError, RuntimeError) as error:
@@ -70,7 +81,7 @@ def main(argv: list[str]) -> None:
 
 def _reproduce(tables: list[int], figures: list[int]) -> None:
   from experiments import figures as figures_lib
-  from experiments import jobs, results_page
+  from experiments import jobs, results_page, tuning
   from experiments import tables as tables_lib
 
   places = jobs.Places(
@@ -83,9 +94,12 @@ def _reproduce(tables: list[int], figures: list[int]) -> None:
   results = pathlib.Path(_RESULTS_DIR.value)
   results.mkdir(parents=True, exist_ok=True)
   for table in tables:
-    tables_lib.write(
-      table, places, results, _SEEDS.value, _CLIENTS.value, _TINY.value
-    )
+    if _TUNE.value:
+      tuning.write(table, places, results, _CLIENTS.value, _TINY.value)
+    else:
+      tables_lib.write(
+        table, places, results, _SEEDS.value, _CLIENTS.value, _TINY.value
+      )
   for figure in figures:
     figures_lib.write(figure, places, results, _TINY.value)
   page = results_page.write(results)

@@ -31,6 +31,7 @@ class Settings:
   validation_share: float = 0.1
   activation: str = 'relu'
   filters: int = 16
+  kernel_size: int = 8
   resnet50_weights: str = 'imagenet'
   fine_tune: str = 'none'
   augmentation_versions: int = 4
@@ -46,6 +47,7 @@ class Settings:
   client_learning_rate: float = 0.1
   client_epochs: int = 1
   client_batch_size: int = 32
+  calibrate_logits: bool = False
   participation_probability: float = 0.5
   sampling: str = 'poisson'
 
@@ -167,6 +169,7 @@ class Settings:
       client_learning_rate=self.client_learning_rate,
       client_epochs=self.client_epochs,
       client_batch_size=self.client_batch_size,
+      calibrate_logits=self.calibrate_logits,
     )
 
   def privacy_mechanism(
@@ -217,6 +220,7 @@ class Outcome(NamedTuple):
   mechanism: engine_lib.Mechanism
   config: training.TrainingConfig
   progress: training.Progress
+  model_size: int
 
 
 def run(
@@ -263,8 +267,9 @@ def run(
   progress = training.train(
     engine, config, evaluator.evaluate, directory, determining, resume
   )
-  evaluator.save(progress.weights(engine), directory / 'model')
-  return Outcome(mechanism, config, progress)
+  weights = progress.weights(engine)
+  evaluator.save(weights, directory / 'model')
+  return Outcome(mechanism, config, progress, sum(w.size for w in weights))
 
 
 def _task(settings: Settings) -> tuple[Any, Callable[[], Any]]:
@@ -274,7 +279,11 @@ def _task(settings: Settings) -> tuple[Any, Callable[[], Any]]:
   if settings.dataset != 'aptos':
     dataset = datasets.load(settings.dataset, settings.data_dir)
     model_fn = functools.partial(
-      models.mnist_cnn, settings.seed, settings.activation, settings.filters
+      models.mnist_cnn,
+      settings.seed,
+      settings.activation,
+      settings.filters,
+      settings.kernel_size,
     )
   elif settings.fine_tune == 'none':
     dataset = features.aptos_features(

@@ -19,6 +19,20 @@ _JOINT_METHODS = {
 }
 
 
+Cell = paper.ClientCell | paper.JointCell
+
+
+def cells_of(table: int, clients: Sequence[int] = ()) -> list[Cell]:
+  """Returns a table's cells.
+
+  Args:
+    table: 1 to 4.
+    clients: Only cells with so many clients; all if empty.
+  """
+  cells = paper.JOINT_TABLE if table == 4 else paper.CLIENT_TABLES[table]
+  return [cell for cell in cells if not clients or cell.clients in clients]
+
+
 def write(
   table: int,
   places: jobs.Places,
@@ -37,112 +51,111 @@ def write(
     clients: Only cells with so many clients; all if empty.
     tiny: Whether only to see that everything works.
   """
-  rows: list[dict[str, Any]] = []
-  if table == 4:
-    for joint_cell in paper.JOINT_TABLE:
-      for seed in range(seeds):
-        rows.append(_joint_row(joint_cell, seed, places, tiny))
-  else:
-    for cell in paper.CLIENT_TABLES[table]:
-      if clients and cell.clients not in clients:
-        continue
-      for seed in range(seeds if cell.clients == 100 else 1):
-        rows.append(_client_row(table, cell, seed, places, tiny))
+  rows = [
+    _row(table, cell, seed, places, tiny)
+    for cell in cells_of(table, clients)
+    for seed in range(seeds if cell.clients == 100 else 1)
+  ]
   path = results / f'table_{table}.csv'
-  known = {(row['cell'], int(row['seed'])) for row in rows}
-  if path.exists():
-    rows += [
-      row for row in read(path) if (row['cell'], int(row['seed'])) not in known
-    ]
-  order = [row['cell'] for row in rows]
-  if table != 4:
-    order = sorted(set(order), key=int)
-  rows.sort(key=lambda row: (order.index(row['cell']), int(row['seed'])))
-  _write_csv(path, rows)
+  update(path, rows, table, ('cell', 'seed'))
   return path
 
 
 def read(path: pathlib.Path) -> list[dict[str, Any]]:
-  """Returns the rows of a file that `write` wrote."""
+  """Returns the rows of a file that `update` wrote."""
   with open(path, newline='', encoding='utf-8') as file:
     return list(csv.DictReader(file))
 
 
-def _write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
-  columns = list(dict.fromkeys(name for row in rows for name in row))
+def update(
+  path: pathlib.Path,
+  rows: Sequence[Mapping[str, Any]],
+  table: int,
+  key: Sequence[str],
+) -> None:
+  """Writes rows of a table's cells to a file, beside others that it has.
+
+  Args:
+    path: The CSV file.
+    rows: The rows.
+    table: 1 to 4; its cells give the order.
+    key: The columns in which old rows that new ones replace are like them.
+  """
+
+  def identity(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(row[column]) for column in key)
+
+  replaced = {identity(row) for row in rows}
+  old = read(path) if path.exists() else []
+  merged = [*rows, *(row for row in old if identity(row) not in replaced)]
+  order = [cell.name for cell in cells_of(table)]
+  merged.sort(
+    key=lambda row: (order.index(row['cell']), int(row.get('seed', 0)))
+  )
+  columns = list(dict.fromkeys(name for row in merged for name in row))
   temporary = path.with_suffix('.part')
   with open(temporary, 'w', newline='', encoding='utf-8') as file:
     writer = csv.DictWriter(file, columns)
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(merged)
   temporary.replace(path)
 
 
-def _client_row(
-  table: int,
-  cell: paper.ClientCell,
-  seed: int,
-  places: jobs.Places,
-  tiny: bool,
-) -> dict[str, Any]:
-  """Runs a cell of Tables I to III, private and not."""
-  name, key = f'table_{table}', str(cell.clients)
-  common = {'clients': cell.clients, 'delta': cell.delta}
-  private, baseline = (
-    jobs.summary_of(
-      jobs.make(
-        common | jobs.load_settings(name, 'clients', key, kind),
-        seed,
-        places,
-        tiny,
-      ),
-      places,
-      f'{name}-{key}-{kind}-{seed}',
-    )
-    for kind in ('private', 'baseline')
-  )
-  budgets = {
-    method: cell.dp_epsilon if method.startswith('dp') else cell.bdp_epsilon
-    for method in private.curves['client']
-  }
-  row = {'cell': key, 'seed': seed, 'baseline': baseline.accuracies[-1]}
-  for method, curve in private.curves['client'].items():
-    row |= _stop_columns(method, [(curve, budgets[method])], private)
-  return row | _settings_columns(private)
+def settings_of(table: int, cell: Cell, kind: str) -> dict[str, Any]:
+  """Returns the settings of a cell's run, 'private' or 'baseline'."""
+  values = {'clients': cell.clients}
+  values |= jobs.load_settings(f'table_{table}', cell.name, kind)
+  if isinstance(cell, paper.ClientCell):
+    values['delta'] = cell.delta
+  elif kind == 'private':
+    values |= {'delta': cell.client_delta, 'example_delta': cell.example_delta}
+  return values
 
 
-def _joint_row(
-  cell: paper.JointCell, seed: int, places: jobs.Places, tiny: bool
-) -> dict[str, Any]:
-  """Runs a row of Table IV."""
-  deltas = {'delta': cell.client_delta, 'example_delta': cell.example_delta}
-  settings = {
-    kind: {'clients': 100} | jobs.load_settings('table_4', cell.cell, kind)
-    for kind in ('private', 'baseline')
-  }
-  settings['private'] |= deltas
-  private, baseline = (
-    jobs.summary_of(
-      jobs.make(values, seed, places, tiny),
-      places,
-      f'table_4-{cell.cell}-{kind}-{seed}',
-    )
-    for kind, values in settings.items()
-  )
-  row = {'cell': cell.cell, 'seed': seed, 'baseline': baseline.accuracies[-1]}
+def stop_columns(cell: Cell, private: jobs.Summary) -> dict[str, Any]:
+  """Returns where each accounting stops a cell's private run."""
+  row: dict[str, Any] = {}
+  if isinstance(cell, paper.ClientCell):
+    for method, curve in private.curves['client'].items():
+      is_dp = method.startswith('dp')
+      budget = cell.dp_epsilon if is_dp else cell.bdp_epsilon
+      row |= _stop_columns(method, [(curve, budget)], private)
+    return row
   for column, (client, (variant, example)) in _JOINT_METHODS.items():
+    curve = private.curves[variant][example]
     budgets = [
       (private.curves['client'][client], cell.client_epsilon),
-      (private.curves[variant][example], cell.example_epsilon),
+      (curve, cell.example_epsilon),
     ]
     row |= _stop_columns(column, budgets, private)
     stop = row[f'{column}_rounds']
     if stop:
-      position = private.at.index(stop)
-      row[f'{column}_example_epsilon'] = private.curves[variant][example][
-        position
-      ]
-  return row | _settings_columns(private)
+      row[f'{column}_example_epsilon'] = curve[private.at.index(stop)]
+  return row
+
+
+def _row(
+  table: int, cell: Cell, seed: int, places: jobs.Places, tiny: bool
+) -> dict[str, Any]:
+  """Runs a cell, private and not."""
+  private, baseline = (
+    jobs.summary_of(
+      jobs.make(settings_of(table, cell, kind), seed, places, tiny),
+      places,
+      f'table_{table}-{cell.name}-{kind}-{seed}',
+    )
+    for kind in ('private', 'baseline')
+  )
+  return {
+    'cell': cell.name,
+    'seed': seed,
+    'baseline': baseline.accuracies[-1],
+    **stop_columns(cell, private),
+    'final_accuracy': private.accuracies[-1],
+    'distance': private.distances['client'],
+    'model_size': private.model_size,
+    **{f'setting_{k}': v for k, v in private.settings.items()},
+  }
 
 
 def _stop_columns(
@@ -160,8 +173,3 @@ def _stop_columns(
     f'{method}_budget': budgets[0][1],
     f'{method}_final_epsilon': budgets[0][0][-1],
   }
-
-
-def _settings_columns(summary: jobs.Summary) -> dict[str, Any]:
-  result = {'final_accuracy': summary.accuracies[-1]}
-  return result | {f'setting_{k}': v for k, v in summary.settings.items()}

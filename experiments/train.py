@@ -62,6 +62,7 @@ flags.DEFINE_integer(
   16,
   'Of the first convolution of the CNN; those after it have twice as many.',
 )
+flags.DEFINE_integer('kernel_size', 8, 'Of the first convolution of the CNN.')
 flags.DEFINE_string(
   'resnet50_weights',
   'imagenet',
@@ -124,6 +125,12 @@ flags.DEFINE_integer(
   32,
   'Examples in a local step of fed_avg; at instance level, examples that a '
   'client draws for a step on average.',
+)
+flags.DEFINE_bool(
+  'calibrate_logits',
+  False,
+  'Whether clients allow for the classes that they have in their loss, so that '
+  'clients with different ones disagree less. With fed_sgd and client privacy.',
 )
 flags.DEFINE_enum(
   'level',

@@ -20,6 +20,7 @@ from experiments import (
   results_page,
   run,
   tables,
+  tuning,
 )
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -83,7 +84,7 @@ def test_a_script_without_a_task_says_what_to_give():
     check=False,
   )
   assert result.returncode == 1
-  assert 'Give --table=N, --figure=N or --all' in result.stdout + result.stderr
+  assert 'Give --table=N' in result.stdout + result.stderr
 
 
 @pytest.mark.parametrize('table', [1, 3])
@@ -115,9 +116,9 @@ def test_joint_privacy_stays_within_both_budgets(places, tmp_path, monkeypatch):
   monkeypatch.setattr(paper, 'JOINT_TABLE', paper.JOINT_TABLE[:2])
   path = tables.write(4, places, tmp_path, 1, tiny=True)
   rows = {row['cell']: row for row in tables.read(path)}
-  assert list(rows) == [cell.cell for cell in paper.JOINT_TABLE]
+  assert list(rows) == [cell.name for cell in paper.JOINT_TABLE]
   for cell in paper.JOINT_TABLE:
-    row = rows[cell.cell]
+    row = rows[cell.name]
     assert row['setting_level'] == 'joint'
     assert float(row['setting_example_delta']) == cell.example_delta
     for method in ('bdp_paper', 'bdp_panel'):
@@ -197,9 +198,137 @@ def test_inner_settings_override_outer_ones(tmp_path, monkeypatch):
 
 
 def test_other_settings_are_another_run(places, tmp_path):
-  values = jobs.load_settings('table_3', 'clients', '100', 'private')
+  values = jobs.load_settings('table_3', '100', 'private')
   values |= {'clients': 12, 'delta': 1e-3}
   for rate in (0.1, 0.2):
     settings = jobs.make({**values, 'learning_rate': rate}, 0, places, True)
     jobs.summary_of(settings, places, 'run')
   assert len(list(places.work_dir.iterdir())) == 2
+
+
+def test_the_same_settings_are_the_same_run_whatever_it_is_for(places):
+  values = jobs.load_settings('table_3', '100', 'private')
+  values |= {'clients': 12, 'delta': 1e-3}
+  settings = jobs.make(values, 0, places, True)
+  first, second = (
+    jobs.summary_of(settings, places, name) for name in ('table', 'figure')
+  )
+  assert first == second
+  assert [path.name[:6] for path in places.work_dir.iterdir()] == ['table-']
+
+
+def test_distances_are_shares_of_the_worst_case(places):
+  values = tables.settings_of(3, paper.CLIENT_TABLES[3][0], 'private')
+  summary = jobs.summary_of(jobs.make(values, 0, places, True), places, 'run')
+  assert summary.model_size == 2048 * 5 + 5
+  assert 0 < summary.distances['client'] < 1
+
+
+def test_tuning_changes_one_setting_at_a_time(places, tmp_path, monkeypatch):
+  made = []
+  make = jobs.make
+
+  def remember(values, seed, *args):
+    made.append({**values, 'seed': seed})
+    return make(values, seed, *args)
+
+  monkeypatch.setattr(jobs, 'make', remember)
+  monkeypatch.setattr(
+    jobs,
+    'load_tried',
+    lambda *path: [('learning_rate', 0.1), ('momentum', 0.0)],
+  )
+  path = tuning.write(3, places, tmp_path, [100], tiny=True)
+  rows = tables.read(path)
+  assert [(row['setting'], row['value']) for row in rows] == [
+    ('', ''),
+    ('learning_rate', '0.1'),
+    ('momentum', '0.0'),
+  ]
+  used = made[0]
+  assert used['evaluate_on'] == 'validation'
+  assert used['seed'] not in range(10)
+  assert made[1] == {**used, 'learning_rate': 0.1}
+  assert made[2] == {**used, 'momentum': 0.0}
+  tables.write(3, places, tmp_path, 1, [100], tiny=True)
+  page = results_page.write(tmp_path).read_text()
+  for row in rows[1:]:
+    (line,) = (
+      line
+      for line in page.splitlines()
+      if f'| {row["setting"]} = {row["value"]} |' in line
+    )
+    assert f'{float(row["final_accuracy"]):.1%}' in line
+
+
+def test_what_was_tried_is_read_from_the_file(tmp_path, monkeypatch):
+  (tmp_path / 'x.toml').write_text(
+    '[a]\nrounds = 1\n[a.tried]\nrounds = [2, 3]'
+  )
+  monkeypatch.setattr(jobs, 'HYPERPARAMETERS', tmp_path)
+  assert jobs.load_settings('x', 'a') == {'rounds': 1}
+  assert jobs.load_tried('x', 'a') == [('rounds', 2), ('rounds', 3)]
+  assert not jobs.load_tried('x', 'b')
+
+
+def _client_row(**changes):
+  row = {
+    **{'cell': '100', 'seed': '0', 'baseline': '0.99', 'distance': '0.25'},
+    **{'model_size': '10000', 'setting_noise_multiplier': '5.0'},
+    **{'setting_clients': '100', 'setting_participation_probability': '0.5'},
+    **{'setting_level': 'client', 'setting_delta': '0.001'},
+  }
+  for method, accuracy in (('dp_paper', '0.9'), ('bdp_paper', '0.85')):
+    row |= {f'{method}_accuracy': accuracy, f'{method}_rounds': '7'}
+    row |= {f'{method}_budget': '2.0', f'{method}_final_epsilon': '3.0'}
+  return row | changes
+
+
+def test_the_page_says_which_cells_are_behind_and_why(tmp_path):
+  tables.update(tmp_path / 'table_2.csv', [_client_row()], 2, ('cell', 'seed'))
+  page = results_page.write(tmp_path).read_text()
+  # The paper has 97 %, 86 % and 92 %.
+  (line,) = (line for line in page.splitlines() if line.startswith('- Table'))
+  assert '100 clients' in line
+  assert "the paper's accounting: 7.0 points" in line
+  assert 'noise 10.0, distance 25%' in line
+  assert '| II, 100 clients | 97% → 99.0% | 86% → 90.0% | 92% → 85.0% |' in page
+
+
+def test_a_cell_without_a_round_in_its_budget_is_behind(tmp_path):
+  row = _client_row(bdp_paper_accuracy='', setting_level='joint')
+  tables.update(tmp_path / 'table_2.csv', [row], 2, ('cell', 'seed'))
+  page = results_page.write(tmp_path).read_text()
+  (line,) = (line for line in page.splitlines() if line.startswith('- Table'))
+  assert 'no round within the budget; noise 70.7' in line
+
+
+_RESULTS = _ROOT / 'results'
+
+
+def test_the_page_that_is_kept_is_that_of_the_files_that_are_kept(tmp_path):
+  for path in _RESULTS.iterdir():
+    (tmp_path / path.name).write_bytes(path.read_bytes())
+  kept = (_RESULTS / results_page.PAGE).read_text()
+  assert results_page.write(tmp_path).read_text() == kept
+
+
+@pytest.mark.parametrize('table', [1, 2, 3, 4])
+def test_results_are_of_the_hyper_parameters_that_are_kept(table):
+  rows = tables.read(_RESULTS / f'table_{table}.csv')
+  for cell in tables.cells_of(table):
+    mine = [row for row in rows if row['cell'] == cell.name]
+    assert len(mine) == (3 if cell.clients == 100 else 1)
+    for name, value in tables.settings_of(table, cell, 'private').items():
+      for row in mine:
+        assert row[f'setting_{name}'] == str(value)
+        assert row['setting_evaluate_on'] == 'test'
+
+
+def test_the_readme_has_the_lines_of_the_page():
+  page = (_RESULTS / results_page.PAGE).read_text().splitlines()
+  readme = (_ROOT / 'README.md').read_text().splitlines()
+  lines = [line for line in readme if '→' in line and line.startswith('|')]
+  assert len(lines) == 12
+  for line in lines:
+    assert line in page

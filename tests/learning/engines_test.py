@@ -337,6 +337,41 @@ def test_a_gradient_is_that_of_the_clients_mean_loss():
   np.testing.assert_allclose(_aggregate([6], 'mean'), flat, atol=2e-6)
 
 
+@pytest.mark.parametrize('name', list(_ENGINES))
+def test_calibrated_logits_allow_for_the_classes_of_a_client(name):
+  data, client = _data(), 6
+  runner = _ENGINES[name](
+    _model,
+    data,
+    _mechanism('mean', 0.0),
+    engine.Algorithm(learning_rate=0.5, calibrate_logits=True),
+  )
+  state = runner.initial_state()
+  before = _flat(runner, state)
+  (output,) = _run(runner, [[client]], panel=(), state=state)
+  moved = (before - _flat(runner, output.state)) / 0.5
+
+  model, rows = _model(), data.indices(client)
+  labels = data.labels[rows]
+  shares = np.bincount(labels, minlength=3) / len(labels)
+  with tf.GradientTape() as tape:
+    # By hand: -log of exp(z_y) π_y / sum over k of exp(z_k) π_k.
+    weighed = tf.exp(model(data.features[rows])) * np.float32(shares + 1e-4)
+    right = tf.gather(weighed, labels, batch_dims=1)
+    loss = -tf.reduce_mean(tf.math.log(right / tf.reduce_sum(weighed, 1)))
+  gradient = tape.gradient(loss, model.trainable_variables)
+  wanted = np.concatenate([np.ravel(g) for g in gradient])
+  wanted *= min(1, _CLIP / np.linalg.norm(wanted))
+  np.testing.assert_allclose(moved, wanted, atol=5e-6)
+  plain = _aggregate([client], 'mean')
+  assert not np.allclose(moved, plain, atol=1e-3)
+
+
+def test_calibrated_logits_are_for_gradients_of_all_data():
+  with pytest.raises(ValueError, match='Use it with fed_sgd, not with fed_avg'):
+    engine.Algorithm('fed_avg', calibrate_logits=True)
+
+
 def test_local_training_takes_epochs_of_batches_in_order():
   data, model = _data(), _model()
   before = [v.numpy() for v in model.trainable_variables]

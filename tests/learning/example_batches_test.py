@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -163,6 +165,13 @@ def test_other_local_steps_than_the_algorithms_are_refused(
   sentence = f'{algorithm} takes up to {steps} local steps .* {local_steps}.'
   with pytest.raises(ValueError, match=sentence):
     _batches(algorithm=algorithm, local_steps=local_steps)
+
+
+@pytest.mark.parametrize('level', ['instance_parallel', 'joint', 'split'])
+def test_calibrated_logits_are_refused_where_examples_are_protected(level):
+  rule = engine.Algorithm(calibrate_logits=True)
+  with pytest.raises(ValueError, match='Use it with client privacy only'):
+    dataclasses.replace(_batches(level), algorithm=rule)
 
 
 def test_clients_with_fewer_examples_than_was_said_are_refused():

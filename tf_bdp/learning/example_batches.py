@@ -59,6 +59,8 @@ class ExampleBatches:
   seed: int
 
   def __post_init__(self) -> None:
+    if self.algorithm.calibrate_logits:
+      raise ValueError(engine.CALIBRATION_IS_FOR_CLIENTS)
     if self.algorithm.name != 'fed_sgd':
       _check_local_training(self.mechanism)
     holdings = [self._holding(c) for c in range(self.data.client_count)]

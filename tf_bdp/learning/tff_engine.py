@@ -60,7 +60,7 @@ class TffEngine(engine.Engine):
 
     def tff_model_fn() -> tff.learning.models.VariableModel:
       return tff.learning.models.from_keras_model(
-        keras_model=model_fn(), loss=engine.LOSS, input_spec=spec
+        keras_model=model_fn(), loss=algorithm.loss, input_spec=spec
       )
 
     factory = aggregators.ClientPrivacyFactory(
