@@ -63,26 +63,21 @@ def compute(
     accountants['bdp_holder'] = accountant_lib.BayesianAccountant(
       'holder', estimator='student_t', total_rounds=total_steps
     )
-  dp_paper = dp_accounting.rdp.RdpAccountant()
-  result: dict[str, list[float]] = {name: [] for name in accountants}
-  result['dp_mechanism'] = []
+  accountants['dp_mechanism'] = dp_accounting.rdp.RdpAccountant()
   if dp_of_paper is not None:
-    result['dp_paper'] = []
+    accountants['dp_paper'] = dp_accounting.rdp.RdpAccountant()
+  result: dict[str, list[float]] = {
+    name: [] for name in METHODS if name in accountants
+  }
   for number, event in enumerate(rounds, 1):
-    for accountant in accountants.values():
-      accountant.compose(event)
-    if dp_of_paper is not None:
-      dp_paper.compose(dp_of_paper)
-    if number not in at:
-      continue
+    worst_case = accountant_lib.BayesianAccountant.paper().compose(event).ledger
+    composed = {'dp_mechanism': worst_case, 'dp_paper': dp_of_paper}
     for name, accountant in accountants.items():
-      result[name].append(accountant.get_epsilon(delta))
-    ledger = accountants['bdp_paper'].ledger
-    worst = dp_accounting.rdp.RdpAccountant().compose(ledger)
-    result['dp_mechanism'].append(float(worst.get_epsilon(delta)))
-    if dp_of_paper is not None:
-      result['dp_paper'].append(float(dp_paper.get_epsilon(delta)))
-  return {name: result[name] for name in METHODS if name in result}
+      accountant.compose(composed.get(name, event))
+    if number in at:
+      for name, curve in result.items():
+        curve.append(float(accountants[name].get_epsilon(delta)))
+  return result
 
 
 def stop_at(
