@@ -47,7 +47,7 @@ class Settings:
   client_learning_rate: float = 0.1
   client_epochs: int = 1
   client_batch_size: int = 32
-  calibrate_logits: bool = False
+  client_loss: str = 'plain'
   participation_probability: float = 0.5
   sampling: str = 'poisson'
 
@@ -169,7 +169,7 @@ class Settings:
       client_learning_rate=self.client_learning_rate,
       client_epochs=self.client_epochs,
       client_batch_size=self.client_batch_size,
-      calibrate_logits=self.calibrate_logits,
+      client_loss=self.client_loss,
     )
 
   def privacy_mechanism(

@@ -126,10 +126,12 @@ flags.DEFINE_integer(
   'Examples in a local step of fed_avg; at instance level, examples that a '
   'client draws for a step on average.',
 )
-flags.DEFINE_bool(
-  'calibrate_logits',
-  False,
-  'Whether clients allow for the classes that they have in their loss, so that '
+flags.DEFINE_enum(
+  'client_loss',
+  'plain',
+  ['plain', 'balanced', 'calibrated'],
+  'Whether clients let all classes that they have weigh the same (balanced), or '
+  'allow for the classes that they have in their logits (calibrated), so that '
   'clients with different ones disagree less. With fed_sgd and client privacy.',
 )
 flags.DEFINE_enum(

@@ -337,14 +337,36 @@ def test_a_gradient_is_that_of_the_clients_mean_loss():
   np.testing.assert_allclose(_aggregate([6], 'mean'), flat, atol=2e-6)
 
 
+def _calibrated_loss(logits, labels):
+  # -log of exp(z_y) π_y / sum over k of exp(z_k) π_k.
+  shares = np.bincount(labels, minlength=3) / len(labels)
+  weighed = tf.exp(logits) * np.float32(shares + 1e-4)
+  right = tf.gather(weighed, labels, batch_dims=1)
+  return -tf.reduce_mean(tf.math.log(right / tf.reduce_sum(weighed, 1)))
+
+
+def _balanced_loss(logits, labels):
+  # The mean over the client's classes of the mean over a class's examples.
+  return tf.reduce_mean(
+    [
+      engine.LOSS(labels[labels == label], logits[labels == label])
+      for label in np.unique(labels)
+    ]
+  )
+
+
 @pytest.mark.parametrize('name', list(_ENGINES))
-def test_calibrated_logits_allow_for_the_classes_of_a_client(name):
+@pytest.mark.parametrize(
+  'kind, by_hand',
+  [('calibrated', _calibrated_loss), ('balanced', _balanced_loss)],
+)
+def test_a_loss_allows_for_the_classes_of_a_client(name, kind, by_hand):
   data, client = _data(), 6
   runner = _ENGINES[name](
     _model,
     data,
     _mechanism('mean', 0.0),
-    engine.Algorithm(learning_rate=0.5, calibrate_logits=True),
+    engine.Algorithm(learning_rate=0.5, client_loss=kind),
   )
   state = runner.initial_state()
   before = _flat(runner, state)
@@ -353,12 +375,9 @@ def test_calibrated_logits_allow_for_the_classes_of_a_client(name):
 
   model, rows = _model(), data.indices(client)
   labels = data.labels[rows]
-  shares = np.bincount(labels, minlength=3) / len(labels)
+  assert len(set(np.bincount(labels))) > 1
   with tf.GradientTape() as tape:
-    # By hand: -log of exp(z_y) π_y / sum over k of exp(z_k) π_k.
-    weighed = tf.exp(model(data.features[rows])) * np.float32(shares + 1e-4)
-    right = tf.gather(weighed, labels, batch_dims=1)
-    loss = -tf.reduce_mean(tf.math.log(right / tf.reduce_sum(weighed, 1)))
+    loss = by_hand(model(data.features[rows]), labels)
   gradient = tape.gradient(loss, model.trainable_variables)
   wanted = np.concatenate([np.ravel(g) for g in gradient])
   wanted *= min(1, _CLIP / np.linalg.norm(wanted))
@@ -367,9 +386,9 @@ def test_calibrated_logits_allow_for_the_classes_of_a_client(name):
   assert not np.allclose(moved, plain, atol=1e-3)
 
 
-def test_calibrated_logits_are_for_gradients_of_all_data():
+def test_losses_of_all_data_are_for_gradients_of_all_data():
   with pytest.raises(ValueError, match='Use it with fed_sgd, not with fed_avg'):
-    engine.Algorithm('fed_avg', calibrate_logits=True)
+    engine.Algorithm('fed_avg', client_loss='balanced')
 
 
 def test_local_training_takes_epochs_of_batches_in_order():

@@ -168,8 +168,11 @@ def test_other_local_steps_than_the_algorithms_are_refused(
 
 
 @pytest.mark.parametrize('level', ['instance_parallel', 'joint', 'split'])
-def test_calibrated_logits_are_refused_where_examples_are_protected(level):
-  rule = engine.Algorithm(calibrate_logits=True)
+@pytest.mark.parametrize('loss', ['balanced', 'calibrated'])
+def test_losses_of_all_data_are_refused_where_examples_are_protected(
+  level, loss
+):
+  rule = engine.Algorithm(client_loss=loss)
   with pytest.raises(ValueError, match='Use it with client privacy only'):
     dataclasses.replace(_batches(level), algorithm=rule)
 

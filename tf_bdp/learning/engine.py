@@ -15,12 +15,8 @@ from tf_bdp import mechanism as mechanism_lib
 LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 # What a class that a client does not have counts for in calibrated logits.
 _ABSENT_CLASS = 1e-4
-CALIBRATION_IS_FOR_CLIENTS = (
-  'calibrate_logits makes the gradient of each example depend on the classes '
-  'of the others that its client holds, which the privacy of examples does not '
-  'count. Use it with client privacy only.'
-)
 ALGORITHMS = ('fed_sgd', 'fed_avg')
+CLIENT_LOSSES = ('plain', 'balanced', 'calibrated')
 Mechanism = Union[
   mechanism_lib.GaussianMechanism, instance_mechanism.InstanceMechanism
 ]
@@ -41,11 +37,13 @@ class Algorithm:
     client_epochs: Passes over a client's data in a round of 'fed_avg'.
     client_batch_size: Examples in a local step of 'fed_avg'; at instance level
       the mechanism's own is used.
-    calibrate_logits: Whether clients add the logarithm of the share that each
-      class has of their data to the logits before the loss, so that they do
-      not ask for their own classes at all inputs (Zhang et al., "Federated
-      Learning with Label Distribution Skew via Logits Calibration", 2022).
-      Clients with different classes then disagree less. 'fed_sgd' only.
+    client_loss: What a client makes of the classes that it has, so that clients
+      with different ones disagree less; other than 'plain', 'fed_sgd' only.
+      'balanced': all classes that it has weigh the same, however many examples
+      there are of each. 'calibrated': it adds the logarithm of the share that
+      each class has of its data to the logits before the loss, and so does not
+      ask for its own classes at all inputs (Zhang et al., "Federated Learning
+      with Label Distribution Skew via Logits Calibration", 2022).
   """
 
   name: str = 'fed_sgd'
@@ -55,7 +53,7 @@ class Algorithm:
   client_learning_rate: float = 0.1
   client_epochs: int = 1
   client_batch_size: int = 32
-  calibrate_logits: bool = False
+  client_loss: str = 'plain'
 
   def __post_init__(self) -> None:
     validation.check_choice('algorithm', self.name, ALGORITHMS)
@@ -73,16 +71,17 @@ class Algorithm:
     validation.check_positive_integer(
       'client_batch_size', self.client_batch_size
     )
-    if self.calibrate_logits and self.name != 'fed_sgd':
+    validation.check_choice('client_loss', self.client_loss, CLIENT_LOSSES)
+    if self.client_loss != 'plain' and self.name != 'fed_sgd':
       raise ValueError(
-        'calibrate_logits takes the shares of classes from all data of a '
-        f'client at once. Use it with fed_sgd, not with {self.name}.'
+        f'client_loss={self.client_loss} takes the shares of classes from all '
+        f'data of a client at once. Use it with fed_sgd, not with {self.name}.'
       )
 
   @property
   def loss(self) -> tf.keras.losses.Loss:
     """The loss of a client's data."""
-    return _CalibratedLoss() if self.calibrate_logits else LOSS
+    return LOSS if self.client_loss == 'plain' else _ClientLoss(self.client_loss)
 
   def local_steps(self, holding: int, batch_size: int) -> int:
     """Returns how many steps a client takes that has `holding` examples."""
@@ -91,31 +90,36 @@ class Algorithm:
     return self.client_epochs * max(1, -(-holding // batch_size))
 
 
-class _CalibratedLoss(tf.keras.losses.Loss):
-  """The cross-entropy of calibrated logits; see `Algorithm`."""
+class _ClientLoss(tf.keras.losses.Loss):
+  """The loss of all data of a client, as TFF wants it; see `Algorithm`."""
+
+  def __init__(self, kind: str):
+    super().__init__()
+    self._kind = kind
 
   def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-    """Returns the losses of examples that are all data of a client."""
-    labels = tf.reshape(y_true, [-1])
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(
-      labels, _calibrated(labels, y_pred)
-    )
+    """Returns the losses of the examples."""
+    return _losses(tf.reshape(y_true, [-1]), y_pred, self._kind)
 
 
-def _calibrated(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-  shares = tf.reduce_mean(tf.one_hot(labels, tf.shape(logits)[-1]), axis=0)
-  return logits + tf.math.log(shares + _ABSENT_CLASS)
+def _losses(labels: tf.Tensor, logits: tf.Tensor, kind: str) -> tf.Tensor:
+  """Returns the losses of a client's examples, of which the mean counts."""
+  classes = tf.one_hot(labels, tf.shape(logits)[-1])
+  shares = tf.reduce_mean(classes, axis=0)
+  if kind == 'calibrated':
+    logits += tf.math.log(shares + _ABSENT_CLASS)
+  losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+  if kind == 'balanced':
+    present = tf.math.count_nonzero(shares, dtype=tf.float32)
+    losses /= present * tf.linalg.matvec(classes, shares)
+  return losses
 
 
 def mean_loss(
-  labels: tf.Tensor, logits: tf.Tensor, calibrate: bool = False
+  labels: tf.Tensor, logits: tf.Tensor, client_loss: str = 'plain'
 ) -> tf.Tensor:
   """Returns the loss; Keras itself refuses to average on several devices."""
-  if calibrate:
-    logits = _calibrated(labels, logits)
-  return tf.reduce_mean(
-    tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-  )
+  return tf.reduce_mean(_losses(labels, logits, client_loss))
 
 
 def check_model(model: tf.keras.Model) -> None:

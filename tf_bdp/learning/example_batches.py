@@ -59,8 +59,13 @@ class ExampleBatches:
   seed: int
 
   def __post_init__(self) -> None:
-    if self.algorithm.calibrate_logits:
-      raise ValueError(engine.CALIBRATION_IS_FOR_CLIENTS)
+    if self.algorithm.client_loss != 'plain':
+      raise ValueError(
+        f'client_loss={self.algorithm.client_loss} makes the gradient of each '
+        'example depend on the classes of the others that its client holds, '
+        'which the privacy of examples does not count. Use it with client '
+        'privacy only.'
+      )
     if self.algorithm.name != 'fed_sgd':
       _check_local_training(self.mechanism)
     holdings = [self._holding(c) for c in range(self.data.client_count)]

@@ -494,7 +494,7 @@ class InProcessEngine(engine.Engine):
     """FedSGD's update: the gradient of the client's mean loss."""
     with tf.GradientTape() as tape:
       outputs = self._model(features, training=True)
-      loss = engine.mean_loss(labels, outputs, self._algorithm.calibrate_logits)
+      loss = engine.mean_loss(labels, outputs, self._algorithm.client_loss)
     return tape.gradient(
       loss, self._variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
     )
