@@ -23,7 +23,7 @@ def write(
   directory: pathlib.Path, settings: Mapping[str, Any], outcome: run.Outcome
 ) -> str:
   """Writes the report and returns what to print."""
-  mechanism, config, progress = outcome
+  mechanism, config, progress, *_ = outcome
   lines = [_outcome(progress)]
   if not mechanism.noise_multiplier:
     lines.append('Trained without noise: there is no privacy to report.')
@@ -65,7 +65,9 @@ def write(
 
 def _write_local_epsilons(path: pathlib.Path, outcome: run.Outcome) -> None:
   """Writes the bound that each client keeps for its own examples."""
-  local = training.local_epsilons(*outcome)
+  local = training.local_epsilons(
+    outcome.mechanism, outcome.config, outcome.progress
+  )
   with open(path, 'w', newline='', encoding='utf-8') as file:
     writer = csv.writer(file)
     writer.writerow(('client', 'dp_epsilon', 'bdp_epsilon'))

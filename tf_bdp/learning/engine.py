@@ -81,7 +81,9 @@ class Algorithm:
   @property
   def loss(self) -> tf.keras.losses.Loss:
     """The loss of a client's data."""
-    return LOSS if self.client_loss == 'plain' else _ClientLoss(self.client_loss)
+    return (
+      LOSS if self.client_loss == 'plain' else _ClientLoss(self.client_loss)
+    )
 
   def local_steps(self, holding: int, batch_size: int) -> int:
     """Returns how many steps a client takes that has `holding` examples."""
