@@ -130,7 +130,7 @@ flags.DEFINE_enum(
   'client_loss',
   'plain',
   ['plain', 'balanced', 'calibrated'],
-  'Whether clients let all classes that they have weigh the same (balanced), or '
+  'Whether clients let all classes that they have weigh the same (balanced) or '
   'allow for the classes that they have in their logits (calibrated), so that '
   'clients with different ones disagree less. With fed_sgd and client privacy.',
 )
