@@ -84,11 +84,13 @@ def _glance(found: Mapping[int, Sequence[_Row]]) -> str:
     '## At a glance',
     '',
     "Accuracy, the paper's → ours, at the paper's (ε, δ). DP counts as the "
-    'paper does; so does BDP, and beside it with composition that holds for a '
-    'person who stays all rounds (a panel).',
+    'paper does; so does BDP. Beside it: with composition that holds for a '
+    'person who stays all rounds (a panel), and the default of this library, '
+    'which in addition assumes nothing about how costs are distributed over '
+    'people. –: no round is within the budget.',
     '',
-    '| table | no privacy | DP | BDP | BDP, sound composition |',
-    '|---|---|---|---|---|',
+    '| table | no privacy | DP | BDP | BDP, sound composition | BDP, sound |',
+    '|---|---|---|---|---|---|',
   ]
   for table, rows in found.items():
     for cell in tables.cells_of(table):
@@ -99,8 +101,11 @@ def _glance(found: Mapping[int, Sequence[_Row]]) -> str:
         f'{value:.0%} → {_accuracy(mine, method) or "–"}'
         for method, value in _printed(cell).items()
       ]
-      sound = _accuracy(mine, 'bdp_panel') or '–'
-      cells = (_name(table, cell), *compared, sound)
+      sound = [
+        _accuracy(mine, method) or '–'
+        for method in ('bdp_panel', 'bdp_distribution_free')
+      ]
+      cells = (_name(table, cell), *compared, *sound)
       lines.append(f'| {" | ".join(cells)} |')
   return '\n'.join(lines)
 

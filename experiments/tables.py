@@ -7,7 +7,8 @@ from typing import Any
 
 from experiments import epsilon_curves, jobs, paper
 
-# Which curves of clients and examples a column of Table IV goes by.
+# Which curves of clients and examples a column of Table IV goes by. A bound free
+# of assumptions from the few examples of a client is the worst case: DP's.
 _JOINT_METHODS = {
   'dp_mechanism': ('dp_mechanism', ('example_sequential', 'dp_mechanism')),
   'bdp_paper': ('bdp_paper', ('example_sequential', 'bdp_paper')),
@@ -16,6 +17,10 @@ _JOINT_METHODS = {
     ('example_sequential', 'bdp_paper_l_part'),
   ),
   'bdp_panel': ('bdp_panel', ('example_aggregate', 'bdp_holder')),
+  'bdp_distribution_free': (
+    'bdp_distribution_free',
+    ('example_aggregate', 'dp_mechanism'),
+  ),
 }
 
 

@@ -121,13 +121,13 @@ def test_joint_privacy_stays_within_both_budgets(places, tmp_path, monkeypatch):
     row = rows[cell.name]
     assert row['setting_level'] == 'joint'
     assert float(row['setting_example_delta']) == cell.example_delta
-    for method in ('bdp_paper', 'bdp_panel'):
+    for method in ('bdp_paper', 'bdp_panel', 'bdp_distribution_free'):
       if int(row[f'{method}_rounds']):
         assert float(row[f'{method}_epsilon']) <= cell.client_epsilon
         example = float(row[f'{method}_example_epsilon'])
         assert example <= cell.example_epsilon
   page = results_page.write(tmp_path).read_text()
-  assert page.count('| aptos |') == 5
+  assert page.count('| aptos |') == 6
 
 
 @pytest.mark.parametrize('figure', [1, 2])
