@@ -7,8 +7,8 @@ from typing import Any
 
 from experiments import epsilon_curves, jobs, paper
 
-# Which curves of clients and examples a column of Table IV goes by. A bound free
-# of assumptions from the few examples of a client is the worst case: DP's.
+# Which curves of clients and examples a column of Table IV goes by. Free of
+# assumptions, the few examples of a client give the worst case: that of DP.
 _JOINT_METHODS = {
   'dp_mechanism': ('dp_mechanism', ('example_sequential', 'dp_mechanism')),
   'bdp_paper': ('bdp_paper', ('example_sequential', 'bdp_paper')),
