@@ -131,6 +131,11 @@ def _behind(found: Mapping[int, Sequence[_Row]]) -> str:
         reason = _why(mine)
         if method == 'baseline':
           reason = '300 rounds of FedSGD, not tuned further.'
+        elif _budget_is_left(mine, method):
+          reason += (
+            f' Not the budget but the {mine[0]["setting_rounds"]} rounds ended '
+            'it: more of them, or less noise, would have been within it.'
+          )
         lines.append(f'{where}{-points:.1f} points; {reason}')
   if not lines:
     return "## Behind the paper\n\nNo cell is behind the paper's."
@@ -138,7 +143,7 @@ def _behind(found: Mapping[int, Sequence[_Row]]) -> str:
 
 
 _BEHIND = (
-  'What keeps a private cell behind is noise that the budget asks for. Beside '
+  'What keeps a private cell behind is noise. Beside '
   'each cell: the length of the noise of one round, where the mean of clipped '
   'updates has at most length 1, and how far a client is from the others, in '
   'shares of the worst case that DP assumes. Clients with two classes each '
@@ -146,6 +151,11 @@ _BEHIND = (
   "The paper's direction of the divergence costs O(q) instead of O(q²) where "
   'few of many clients take part; the exact one is in the tables below.'
 )
+
+
+def _budget_is_left(rows: Sequence[_Row], method: str) -> bool:
+  """Whether all rounds of all runs are within the budget."""
+  return all(row[f'{method}_rounds'] == row['setting_rounds'] for row in rows)
 
 
 def _why(rows: Sequence[_Row]) -> str:

@@ -277,6 +277,7 @@ def _client_row(**changes):
     **{'model_size': '10000', 'setting_noise_multiplier': '5.0'},
     **{'setting_clients': '100', 'setting_participation_probability': '0.5'},
     **{'setting_level': 'client', 'setting_delta': '0.001'},
+    'setting_rounds': '9',
   }
   for method, accuracy in (('dp_paper', '0.9'), ('bdp_paper', '0.85')):
     row |= {f'{method}_accuracy': accuracy, f'{method}_rounds': '7'}
@@ -293,6 +294,15 @@ def test_the_page_says_which_cells_are_behind_and_why(tmp_path):
   assert "the paper's accounting: 7.0 points" in line
   assert 'noise 10.0, distance 25%' in line
   assert '| II, 100 clients | 97% → 99.0% | 86% → 90.0% | 92% → 85.0% |' in page
+  assert 'would have been within it' not in line
+
+
+def test_the_page_says_where_a_budget_was_not_what_ended_a_run(tmp_path):
+  row = _client_row(setting_rounds='7')
+  tables.update(tmp_path / 'table_2.csv', [row], 2, ('cell', 'seed'))
+  page = results_page.write(tmp_path).read_text()
+  (line,) = (line for line in page.splitlines() if line.startswith('- Table'))
+  assert 'Not the budget but the 7 rounds ended it' in line
 
 
 def test_a_cell_without_a_round_in_its_budget_is_behind(tmp_path):
