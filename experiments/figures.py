@@ -100,7 +100,10 @@ def _rows_of_2(places: jobs.Places, tiny: bool) -> list[dict[str, Any]]:
         values |= {'clients': clients, 'delta': cell.delta}
         values['example_delta'] = _EXAMPLE_DELTA
       summary = jobs.summary_of(
-        jobs.make(values, 0, places, tiny), places, f'figure_2-{panel}-{kind}'
+        jobs.make(values, 0, places, tiny),
+        places,
+        f'figure_2-{panel}-{kind}',
+        examples=kind in ('baseline', 'private'),  # As the tables do.
       )
       curves = summary.curves.get('client', {})
       epsilons = curves.get('bdp_panel', [''] * len(summary.at))

@@ -21,7 +21,8 @@ from tf_bdp import instance_mechanism
 from tf_bdp.learning import training
 
 HYPERPARAMETERS = pathlib.Path(__file__).parent / 'hyperparameters'
-_SUMMARY_FILE = 'summary.json'
+# A summary without examples has a name of its own.
+_SUMMARY_FILES = {True: 'summary.json', False: 'summary_of_clients.json'}
 # Places, which say nothing about the run itself.
 _PLACES = ('data_dir', 'resnet50_weights', 'cache_dir')
 # How examples' costs can be counted after a run that measured them so.
@@ -136,31 +137,36 @@ def make(
   )
 
 
-def summary_of(settings: run.Settings, places: Places, name: str) -> Summary:
+def summary_of(
+  settings: run.Settings, places: Places, name: str, examples: bool = True
+) -> Summary:
   """Trains, resumes or recalls a run.
 
   Args:
     settings: Of the run.
     places: Where it is kept.
     name: Part of its folder's name, for people.
+    examples: Whether to account for examples, which takes long.
   """
   values = {k: v for k, v in settings.to_dict().items() if k not in _PLACES}
   text = json.dumps(values, sort_keys=True)
   digest = hashlib.sha256(text.encode()).hexdigest()[:12]
   known = sorted(places.work_dir.glob(f'*-{digest}'))
   directory = known[0] if known else places.work_dir / f'{name}-{digest}'
-  path = directory / _SUMMARY_FILE
+  path = directory / _SUMMARY_FILES[examples]
   if not path.exists():
     print(f'Training {directory.name} ({settings.rounds} rounds)')
     outcome = run.run(settings, directory, resume=True)
-    summary = _summarise(values, outcome)
+    summary = _summarise(values, outcome, examples)
     temporary = path.with_suffix('.part')
     temporary.write_text(json.dumps(summary._asdict()), encoding='utf-8')
     temporary.replace(path)
   return Summary(**json.loads(path.read_text(encoding='utf-8')))
 
 
-def _summarise(settings: dict[str, Any], outcome: run.Outcome) -> Summary:
+def _summarise(
+  settings: dict[str, Any], outcome: run.Outcome, examples: bool
+) -> Summary:
   """Accounts for a run in every way."""
   rows = [r for r in outcome.progress.rows if r['accuracy'] != '']
   at = [row['round'] for row in rows]
@@ -170,6 +176,8 @@ def _summarise(settings: dict[str, Any], outcome: run.Outcome) -> Summary:
     if isinstance(outcome.mechanism, instance_mechanism.InstanceMechanism):
       variants = _variants(outcome.mechanism)
     for name, mechanism in variants.items():
+      if name != 'client' and not examples:
+        continue
       events = training.events_of(mechanism, outcome.config, outcome.progress)
       events = events[name.partition('_')[0]]
       curves[name] = _curves(name, mechanism, events, outcome.config, at)
