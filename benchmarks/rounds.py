@@ -123,7 +123,7 @@ def _instance_round(
 
 def _bare_gradient(data: federated_data.FederatedData) -> Callable[[], object]:
   model = models.mnist_cnn(0)
-  held = np.ravel(data.holdings(range(_CLIENTS)).indices)
+  held = np.concatenate([data.indices(c) for c in range(_CLIENTS)])
   features = tf.constant(data.features[held])
   labels = tf.constant(data.labels[held])
 
@@ -196,7 +196,7 @@ def _where_time_goes() -> None:
   state, everybody = engine.initial_state(), list(range(_CLIENTS))
   output = engine.run_round(state, 0, everybody, everybody)
   limit = tf.constant(1.0)
-  held = tuple(tf.constant(part) for part in data.holdings(everybody))
+  held = tuple(map(tf.constant, engine._held(0, everybody)))
   updates = engine._chunk_graph(*held, limit)[0]
   aggregate = tf.reduce_mean(updates, 0).numpy()
 

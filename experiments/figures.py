@@ -38,21 +38,33 @@ _STYLES = (
 
 
 def write(
-  figure: int, places: jobs.Places, results: pathlib.Path, tiny: bool = False
+  figure: int,
+  places: jobs.Places,
+  results: pathlib.Path,
+  panels: Sequence[str] = (),
+  tiny: bool = False,
 ) -> pathlib.Path:
   """Runs what a figure shows and writes its CSV and PNG files.
 
   Args:
     figure: 1 or 2.
     places: Where data and runs are.
-    results: Where the files go.
+    results: Where the files go. They keep what they have of other panels.
+    panels: Only these of `PANELS`; all if empty.
     tiny: Whether only to see that everything works.
 
   Returns:
     The PNG file.
   """
-  rows = (_rows_of_1 if figure == 1 else _rows_of_2)(places, tiny)
   path = results / f'figure_{figure}.csv'
+  old = tables.read(path) if path.exists() else []
+  rows_of = _rows_of_1 if figure == 1 else _rows_of_2
+  rows = []
+  for panel in PANELS:
+    if not panels or panel in panels:
+      rows += rows_of(panel, places, tiny)
+    else:
+      rows += [row for row in old if row['panel'] == panel]
   with open(path, 'w', newline='', encoding='utf-8') as file:
     writer = csv.DictWriter(file, list(rows[0]))
     writer.writeheader()
@@ -60,66 +72,68 @@ def write(
   return plot(figure, rows, results / f'figure_{figure}.png')
 
 
-def _rows_of_1(places: jobs.Places, tiny: bool) -> list[dict[str, Any]]:
+def _rows_of_1(
+  panel: str, places: jobs.Places, tiny: bool
+) -> list[dict[str, Any]]:
   """ε of examples, sequential and parallel, of the same runs."""
   rows = []
-  for panel in PANELS:
-    for clients in _FIGURE_1_CLIENTS:
-      values = jobs.load_settings('figure_1', panel, str(clients))
-      summary = jobs.summary_of(
-        jobs.make({'clients': clients} | values, 0, places, tiny),
-        places,
-        f'figure_1-{panel}-{clients}',
-      )
-      for accounting in ('sequential', 'parallel'):
-        for method, curve in summary.curves[f'example_{accounting}'].items():
-          rows += [
-            {
-              'panel': panel,
-              'curve': f'{accounting}, {clients} clients',
-              'method': method,
-              'round': number,
-              'value': epsilon,
-            }
-            for number, epsilon in zip(summary.at, curve)
-          ]
+  for clients in _FIGURE_1_CLIENTS:
+    values = jobs.load_settings('figure_1', panel, str(clients))
+    summary = jobs.summary_of(
+      jobs.make({'clients': clients} | values, 0, places, tiny),
+      places,
+      f'figure_1-{panel}-{clients}',
+    )
+    for accounting in ('sequential', 'parallel'):
+      for method, curve in summary.curves[f'example_{accounting}'].items():
+        rows += [
+          {
+            'panel': panel,
+            'curve': f'{accounting}, {clients} clients',
+            'method': method,
+            'round': number,
+            'value': epsilon,
+          }
+          for number, epsilon in zip(summary.at, curve)
+        ]
   return rows
 
 
-def _rows_of_2(places: jobs.Places, tiny: bool) -> list[dict[str, Any]]:
+def _rows_of_2(
+  panel: str, places: jobs.Places, tiny: bool
+) -> list[dict[str, Any]]:
   """Accuracy over rounds, by what is protected and how."""
   rows = []
-  for panel in PANELS:
-    table, clients = _FIGURE_2_CELLS[panel]
-    (cell,) = tables.cells_of(table, [clients])
-    for kind, label in _FIGURE_2_KINDS.items():
-      if kind in ('baseline', 'private'):
-        values = tables.settings_of(table, cell, kind)
-      else:
-        values = jobs.load_settings('figure_2', panel, kind)
-        values |= {'clients': clients, 'delta': cell.delta}
-        values['example_delta'] = _EXAMPLE_DELTA
-      summary = jobs.summary_of(
-        jobs.make(values, 0, places, tiny),
-        places,
-        f'figure_2-{panel}-{kind}',
-        examples=kind in ('baseline', 'private'),  # As the tables do.
+  table, clients = _FIGURE_2_CELLS[panel]
+  (cell,) = tables.cells_of(table, [clients])
+  for kind, label in _FIGURE_2_KINDS.items():
+    if kind in ('baseline', 'private'):
+      values = tables.settings_of(table, cell, kind)
+    else:
+      values = jobs.load_settings('figure_2', panel, kind)
+      values |= {'clients': clients, 'delta': cell.delta}
+      values['example_delta'] = _EXAMPLE_DELTA
+    summary = jobs.summary_of(
+      jobs.make(values, 0, places, tiny),
+      places,
+      f'figure_2-{panel}-{kind}',
+      examples=kind in ('baseline', 'private'),  # As the tables do.
+    )
+    curves = summary.curves.get('client', {})
+    epsilons = curves.get('bdp_panel', [''] * len(summary.at))
+    rows += [
+      {
+        'panel': panel,
+        'curve': label,
+        'method': 'accuracy',
+        'round': number,
+        'value': accuracy,
+        'client_epsilon': epsilon,
+      }
+      for number, accuracy, epsilon in zip(
+        summary.at, summary.accuracies, epsilons
       )
-      curves = summary.curves.get('client', {})
-      epsilons = curves.get('bdp_panel', [''] * len(summary.at))
-      rows += [
-        {
-          'panel': panel,
-          'curve': label,
-          'method': 'accuracy',
-          'round': number,
-          'value': accuracy,
-          'client_epsilon': epsilon,
-        }
-        for number, accuracy, epsilon in zip(
-          summary.at, summary.accuracies, epsilons
-        )
-      ]
+    ]
   return rows
 
 
@@ -133,10 +147,15 @@ def plot(
   from matplotlib import pyplot
 
   wanted = _FIGURE_1_METHOD if figure == 1 else 'accuracy'
+  shown = [panel for panel in PANELS if any(r['panel'] == panel for r in rows)]
   plot_figure, axes = pyplot.subplots(
-    1, len(PANELS), figsize=(12, 3.6), layout='constrained', squeeze=False
+    1,
+    len(shown),
+    figsize=(4 * len(shown), 3.6),
+    layout='constrained',
+    squeeze=False,
   )
-  for axis, (panel, title) in zip(axes[0], PANELS.items()):
+  for axis, panel in zip(axes[0], shown):
     chosen = [r for r in rows if (r['panel'], r['method']) == (panel, wanted)]
     for style, name in zip(
       _STYLES, dict.fromkeys(row['curve'] for row in chosen)
@@ -150,7 +169,7 @@ def plot(
     if figure == 2:  # The runs of tables can be longer.
       ends = {row['curve']: int(row['round']) for row in chosen}
       axis.set_xlim(0, min(ends.values()))
-    axis.set_title(title)
+    axis.set_title(PANELS[panel])
     axis.set_xlabel('communication round')
     if figure == 1:
       axis.set_yscale('log')

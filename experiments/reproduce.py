@@ -8,6 +8,7 @@ Examples:
   python -m experiments.reproduce --table=2 --data_dir=~/tensorflow_datasets
   python -m experiments.reproduce --all --aptos_dir=~/aptos2019
   python -m experiments.reproduce --table=2 --clients=100 --tune
+  python -m experiments.reproduce --figure=2 --task=mnist_iid
   python -m experiments.reproduce --all --tiny
 """
 
@@ -33,6 +34,12 @@ _TUNE = flags.DEFINE_bool(
 _ALL = flags.DEFINE_bool('all', False, 'All of them.')
 _CLIENTS = flags.DEFINE_multi_integer(
   'clients', [], 'In Tables I to III, only these numbers of clients.'
+)
+_TASK = flags.DEFINE_multi_enum(
+  'task',
+  [],
+  ['aptos', 'mnist_iid', 'mnist_shards'],
+  'In Table IV and the figures, only these.',
 )
 _SEEDS = flags.DEFINE_integer(
   'seeds', 3, 'Runs of each cell with 100 clients; others have one.'
@@ -94,14 +101,13 @@ def _reproduce(tables: list[int], figures: list[int]) -> None:
   results = pathlib.Path(_RESULTS_DIR.value)
   results.mkdir(parents=True, exist_ok=True)
   for table in tables:
+    cells = tables_lib.cells_of(table, _CLIENTS.value, _TASK.value)
     if _TUNE.value:
-      tuning.write(table, places, results, _CLIENTS.value, _TINY.value)
+      tuning.write(table, cells, places, results, _TINY.value)
     else:
-      tables_lib.write(
-        table, places, results, _SEEDS.value, _CLIENTS.value, _TINY.value
-      )
+      tables_lib.write(table, cells, places, results, _SEEDS.value, _TINY.value)
   for figure in figures:
-    figures_lib.write(figure, places, results, _TINY.value)
+    figures_lib.write(figure, places, results, _TASK.value, _TINY.value)
   page = results_page.write(results)
   print(f'Page: {page}')
 

@@ -32,6 +32,7 @@ class Settings:
   activation: str = 'relu'
   filters: int = 16
   kernel_size: int = 8
+  normalised: bool = False
   resnet50_weights: str = 'imagenet'
   fine_tune: str = 'none'
   augmentation_versions: int = 4
@@ -47,6 +48,7 @@ class Settings:
   client_learning_rate: float = 0.1
   client_epochs: int = 1
   client_batch_size: int = 32
+  examples_per_round: int = 0
   client_loss: str = 'plain'
   participation_probability: float = 0.5
   sampling: str = 'poisson'
@@ -169,6 +171,7 @@ class Settings:
       client_learning_rate=self.client_learning_rate,
       client_epochs=self.client_epochs,
       client_batch_size=self.client_batch_size,
+      examples_per_round=self.examples_per_round,
       client_loss=self.client_loss,
     )
 
@@ -284,6 +287,7 @@ def _task(settings: Settings) -> tuple[Any, Callable[[], Any]]:
       settings.activation,
       settings.filters,
       settings.kernel_size,
+      settings.normalised,
     )
   elif settings.fine_tune == 'none':
     dataset = features.aptos_features(
@@ -317,11 +321,12 @@ def _engine(
   config: training.TrainingConfig,
 ) -> engine_lib.Engine:
   """Returns the engine for the mechanism."""
-  options: dict[str, Any] = {'noise_seed': settings.noise_seed}
+  options: dict[str, Any] = {
+    'noise_seed': settings.noise_seed,
+    'seed': settings.seed,
+  }
   if settings.secure_aggregation:
     options['reporting'] = config.reporting(mechanism)
-  if settings.level != 'client':
-    options['seed'] = settings.seed
   make: Callable[..., engine_lib.Engine]
   if settings.engine == 'inprocess':
     from tf_bdp.learning import inprocess_engine

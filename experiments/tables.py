@@ -27,38 +27,43 @@ _JOINT_METHODS = {
 Cell = paper.ClientCell | paper.JointCell
 
 
-def cells_of(table: int, clients: Sequence[int] = ()) -> list[Cell]:
+def cells_of(
+  table: int, clients: Sequence[int] = (), tasks: Sequence[str] = ()
+) -> list[Cell]:
   """Returns a table's cells.
 
   Args:
     table: 1 to 4.
-    clients: Only cells with so many clients; all if empty.
+    clients: Of Tables I to III only cells with so many clients; all if empty.
+    tasks: Of Table IV only these cells; all if empty.
   """
-  cells = paper.JOINT_TABLE if table == 4 else paper.CLIENT_TABLES[table]
-  return [cell for cell in cells if not clients or cell.clients in clients]
+  if table == 4:
+    return [c for c in paper.JOINT_TABLE if not tasks or c.name in tasks]
+  cells = paper.CLIENT_TABLES[table]
+  return [c for c in cells if not clients or c.clients in clients]
 
 
 def write(
   table: int,
+  cells: Sequence[Cell],
   places: jobs.Places,
   results: pathlib.Path,
   seeds: int,
-  clients: Sequence[int] = (),
   tiny: bool = False,
 ) -> pathlib.Path:
-  """Runs a table's cells and writes its file, keeping other cells' rows.
+  """Runs some of a table's cells and writes its file, keeping others' rows.
 
   Args:
     table: 1 to 4.
+    cells: As `cells_of` returns.
     places: Where data and runs are.
     results: Where the file goes.
     seeds: How many runs cells with 100 clients have; others have one.
-    clients: Only cells with so many clients; all if empty.
     tiny: Whether only to see that everything works.
   """
   rows = [
     _row(table, cell, seed, places, tiny)
-    for cell in cells_of(table, clients)
+    for cell in cells
     for seed in range(seeds if cell.clients == 100 else 1)
   ]
   path = results / f'table_{table}.csv'

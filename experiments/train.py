@@ -63,6 +63,12 @@ flags.DEFINE_integer(
   'Of the first convolution of the CNN; those after it have twice as many.',
 )
 flags.DEFINE_integer('kernel_size', 8, 'Of the first convolution of the CNN.')
+flags.DEFINE_bool(
+  'normalised',
+  False,
+  'Whether the CNN normalises each image and its last features, averages where '
+  'it pools, and starts with logits of 0; for much noise and few rounds.',
+)
 flags.DEFINE_string(
   'resnet50_weights',
   'imagenet',
@@ -125,6 +131,12 @@ flags.DEFINE_integer(
   32,
   'Examples in a local step of fed_avg; at instance level, examples that a '
   'client draws for a step on average.',
+)
+flags.DEFINE_integer(
+  'examples_per_round',
+  0,
+  'With fed_sgd and client privacy: of how many of its examples, drawn anew in '
+  "each round, a client's update is; 0 for all.",
 )
 flags.DEFINE_enum(
   'client_loss',

@@ -16,22 +16,22 @@ _SEED = 1000
 
 def write(
   table: int,
+  cells: Sequence[tables.Cell],
   places: jobs.Places,
   results: pathlib.Path,
-  clients: Sequence[int] = (),
   tiny: bool = False,
 ) -> pathlib.Path:
-  """Runs what was tried for a table's cells and writes its file.
+  """Runs what was tried for some of a table's cells and writes its file.
 
   Args:
     table: 1 to 4.
+    cells: As `tables.cells_of` returns.
     places: Where data and runs are.
     results: Where the file goes. It keeps other cells' rows.
-    clients: Only cells with so many clients; all if empty.
     tiny: Whether only to see that everything works.
   """
   path = results / f'tuning_{table}.csv'
-  for cell in tables.cells_of(table, clients):
+  for cell in cells:
     tried = jobs.load_tried(f'table_{table}', cell.name, 'private')
     if not tried:
       continue

@@ -41,7 +41,35 @@ def test_a_bounded_activation_changes_the_layers_but_not_the_weights():
     for layer in tanh.layers
     if hasattr(layer, 'activation')
   ]
-  assert used == ['tanh', 'tanh', 'tanh', 'linear']
+  assert used == ['tanh', 'tanh', 'linear', 'tanh', 'linear']
+
+
+def test_a_normalised_cnn_sees_neither_brightness_nor_contrast_of_an_image():
+  model = models.mnist_cnn(3, activation='tanh', normalised=True)
+  engine.check_model(model)
+  images = np.random.default_rng(0).uniform(0, 1, (5, 28, 28, 1))
+  np.testing.assert_array_equal(model(images), np.zeros((5, 10)))
+  model.set_weights(
+    [
+      np.random.default_rng(n).normal(0, 0.1, w.shape)
+      for n, w in enumerate(model.get_weights())
+    ]
+  )
+  logits = model(images)
+  assert np.min(np.std(logits, axis=0)) > 1e-3
+  np.testing.assert_allclose(model(4 * images - 1), logits, atol=1e-2)
+  # Each by itself: what else is in the batch does not matter.
+  np.testing.assert_allclose(model(images[2:3]), logits[2:3], atol=1e-5)
+  # What the last layer gets.
+  activation = model.layers[-2]
+  features = tf.keras.Model(model.inputs, activation.input)(images)
+  np.testing.assert_allclose(np.mean(features, axis=1), 0, atol=1e-5)
+  np.testing.assert_allclose(np.std(features, axis=1), 1, atol=2e-2)
+
+
+def test_a_normalised_cnn_has_as_many_weights():
+  plain, other = models.mnist_cnn(0), models.mnist_cnn(0, normalised=True)
+  assert plain.count_params() == other.count_params()
 
 
 @pytest.mark.parametrize('model_fn', [models.mnist_cnn, models.aptos_head])

@@ -89,7 +89,9 @@ def test_a_script_without_a_task_says_what_to_give():
 
 @pytest.mark.parametrize('table', [1, 3])
 def test_the_page_shows_what_the_file_of_a_table_says(places, tmp_path, table):
-  path = tables.write(table, places, tmp_path, 1, [100], tiny=True)
+  path = tables.write(
+    table, tables.cells_of(table, [100]), places, tmp_path, 1, tiny=True
+  )
   (row,) = tables.read(path)
   cell = paper.CLIENT_TABLES[table][0]
   assert row['setting_clients'] == '12'
@@ -107,17 +109,18 @@ def test_the_page_shows_what_the_file_of_a_table_says(places, tmp_path, table):
 
 
 def test_more_cells_join_those_that_are_there(places, tmp_path):
-  tables.write(3, places, tmp_path, 1, [1000], tiny=True)
-  path = tables.write(3, places, tmp_path, 1, [100], tiny=True)
+  for clients in (1000, 100):
+    cells = tables.cells_of(3, [clients])
+    path = tables.write(3, cells, places, tmp_path, 1, tiny=True)
   assert [row['cell'] for row in tables.read(path)] == ['100', '1000']
 
 
-def test_joint_privacy_stays_within_both_budgets(places, tmp_path, monkeypatch):
-  monkeypatch.setattr(paper, 'JOINT_TABLE', paper.JOINT_TABLE[:2])
-  path = tables.write(4, places, tmp_path, 1, tiny=True)
+def test_joint_privacy_stays_within_both_budgets(places, tmp_path):
+  cells = tables.cells_of(4, [1000], ['aptos', 'mnist_iid'])
+  path = tables.write(4, cells, places, tmp_path, 1, tiny=True)
   rows = {row['cell']: row for row in tables.read(path)}
-  assert list(rows) == [cell.name for cell in paper.JOINT_TABLE]
-  for cell in paper.JOINT_TABLE:
+  assert list(rows) == ['aptos', 'mnist_iid']
+  for cell in cells:
     row = rows[cell.name]
     assert row['setting_level'] == 'joint'
     assert float(row['setting_example_delta']) == cell.example_delta
@@ -131,10 +134,9 @@ def test_joint_privacy_stays_within_both_budgets(places, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('figure', [1, 2])
-def test_a_figure_has_all_its_curves(places, tmp_path, monkeypatch, figure):
+def test_a_figure_has_all_its_curves(places, tmp_path, figure):
   panel = {1: 'mnist_iid', 2: 'aptos'}[figure]
-  monkeypatch.setattr(figures, 'PANELS', {panel: figures.PANELS[panel]})
-  path = figures.write(figure, places, tmp_path, tiny=True)
+  path = figures.write(figure, places, tmp_path, [panel], tiny=True)
   assert path.read_bytes().startswith(b'\x89PNG')
   with open(tmp_path / f'figure_{figure}.csv', encoding='utf-8') as file:
     rows = list(csv.DictReader(file))
@@ -152,6 +154,26 @@ def test_a_figure_has_all_its_curves(places, tmp_path, monkeypatch, figure):
     assert (
       epsilons['parallel, 100 clients'] > (epsilons['sequential, 100 clients'])
     )
+
+
+def test_a_figure_keeps_the_panels_that_it_has(places, tmp_path, monkeypatch):
+  for value, panel in (0.5, 'mnist_shards'), (0.25, 'aptos'), (0.75, 'aptos'):
+    curve = [
+      {
+        **{'panel': panel, 'curve': 'joint', 'method': 'accuracy'},
+        **{'round': number, 'value': value, 'client_epsilon': ''},
+      }
+      for number in (1, 2)
+    ]
+    monkeypatch.setattr(figures, '_rows_of_2', lambda *_, curve=curve: curve)
+    figures.write(2, places, tmp_path, [panel])
+  rows = tables.read(tmp_path / 'figure_2.csv')
+  assert [(row['panel'], row['round'], row['value']) for row in rows] == [
+    ('aptos', '1', '0.75'),
+    ('aptos', '2', '0.75'),
+    ('mnist_shards', '1', '0.5'),
+    ('mnist_shards', '2', '0.5'),
+  ]
 
 
 def test_a_stop_is_the_last_evaluated_round_within_all_budgets():
@@ -238,7 +260,8 @@ def test_tuning_changes_one_setting_at_a_time(places, tmp_path, monkeypatch):
     'load_tried',
     lambda *path: [('learning_rate', 0.1), ('momentum', 0.0)],
   )
-  path = tuning.write(3, places, tmp_path, [100], tiny=True)
+  cells = tables.cells_of(3, [100])
+  path = tuning.write(3, cells, places, tmp_path, tiny=True)
   rows = tables.read(path)
   assert [(row['setting'], row['value']) for row in rows] == [
     ('', ''),
@@ -250,7 +273,7 @@ def test_tuning_changes_one_setting_at_a_time(places, tmp_path, monkeypatch):
   assert used['seed'] not in range(10)
   assert made[1] == {**used, 'learning_rate': 0.1}
   assert made[2] == {**used, 'momentum': 0.0}
-  tables.write(3, places, tmp_path, 1, [100], tiny=True)
+  tables.write(3, cells, places, tmp_path, 1, tiny=True)
   page = results_page.write(tmp_path).read_text()
   for row in rows[1:]:
     (line,) = (

@@ -17,6 +17,7 @@ from tf_bdp.learning import (
   engine,
   federated_data,
   inprocess_engine,
+  sampling,
   tff_engine,
 )
 
@@ -340,7 +341,7 @@ def test_a_gradient_is_that_of_the_clients_mean_loss():
 def _calibrated_loss(logits, labels):
   # -log of exp(z_y) π_y / sum over k of exp(z_k) π_k.
   shares = np.bincount(labels, minlength=3) / len(labels)
-  weighed = tf.exp(logits) * np.float32(shares + 1e-4)
+  weighed = tf.exp(logits) * np.float32(shares + 0.02)
   right = tf.gather(weighed, labels, batch_dims=1)
   return -tf.reduce_mean(tf.math.log(right / tf.reduce_sum(weighed, 1)))
 
@@ -389,6 +390,45 @@ def test_a_loss_allows_for_the_classes_of_a_client(name, kind, by_hand):
 def test_losses_of_all_data_are_for_gradients_of_all_data():
   with pytest.raises(ValueError, match='Use it with fed_sgd, not with fed_avg'):
     engine.Algorithm('fed_avg', client_loss='balanced')
+
+
+_SOME = engine.Algorithm(learning_rate=0.5, examples_per_round=4)
+
+
+@pytest.mark.parametrize('name', list(_ENGINES))
+def test_an_update_can_be_of_examples_drawn_anew_in_each_round(name):
+  data, client = _data(), 5
+  runner = _ENGINES[name](_model, data, _mechanism('mean', 0.0), _SOME, seed=2)
+  state = runner.initial_state()
+  before = _flat(runner, state)
+  drawn = []
+  for number in range(3):
+    output = runner.run_round(state, number, [client], [])
+    moved = (before - _flat(runner, output.state)) / 0.5
+    rows = data.indices(client)[sampling.subset(2, number, client, 9, 4)]
+    drawn.append(tuple(rows))
+    with tf.GradientTape() as tape:
+      model = _model()
+      loss = engine.LOSS(data.labels[rows], model(data.features[rows]))
+    gradient = tape.gradient(loss, model.trainable_variables)
+    wanted = np.concatenate([np.ravel(g) for g in gradient])
+    wanted *= min(1, _CLIP / np.linalg.norm(wanted))
+    np.testing.assert_allclose(moved, wanted, atol=5e-6)
+  assert len(set(drawn)) == 3
+
+
+def test_both_engines_draw_and_measure_the_same_examples():
+  runners = {
+    name: make(_model, _data(), _mechanism('mean', 3.0), _SOME, 5, seed=2)
+    for name, make in _ENGINES.items()
+  }
+  outputs = [_run(runner) for runner in runners.values()]
+  _check_same(list(runners.values()), outputs)
+
+
+def test_drawn_examples_are_for_gradients():
+  with pytest.raises(ValueError, match='examples_per_round is for fed_sgd'):
+    engine.Algorithm('fed_avg', examples_per_round=4)
 
 
 def test_local_training_takes_epochs_of_batches_in_order():
@@ -564,19 +604,19 @@ def test_a_state_of_another_model_is_refused():
 def test_chunks_do_not_change_the_round(
   monkeypatch, kind, algorithm, examples, updates, kept
 ):
+  wanted = _outputs('inprocess', kind, algorithm, 3.0)
   monkeypatch.setattr(inprocess_engine, '_CHUNK_EXAMPLES', examples)
   monkeypatch.setattr(inprocess_engine, '_CHUNK_UPDATES', updates)
   monkeypatch.setattr(inprocess_engine, '_MOST_KEPT_UPDATES', kept)
   runner = _engine('inprocess', kind, algorithm, 3.0)
   sizes = []
-  holdings = runner._data.holdings
+  padded = federated_data.padded
   monkeypatch.setattr(
-    runner._data,
-    'holdings',
-    lambda clients: sizes.append(len(clients)) or holdings(clients),
+    federated_data,
+    'padded',
+    lambda rows: sizes.append(len(rows)) or padded(rows),
   )
   found = _run(runner)
-  wanted = _outputs('inprocess', kind, algorithm, 3.0)
   _check_same([runner, runner], [wanted, found], rtol=1e-5)
   # There really were chunks, and a second pass where updates were not kept.
   assert max(sizes) < 8
@@ -601,14 +641,14 @@ def test_a_chunk_of_unequal_clients_stays_within_its_bytes(monkeypatch):
     _model, data, _mechanism('mean', 0.0), engine.Algorithm()
   )
   taken = []
-  holdings = data.holdings
+  padded = federated_data.padded
 
-  def recorded(clients):
-    held = holdings(clients)
-    taken.append(held.indices.size * features[:1].nbytes)
-    return held
+  def recorded(rows):
+    indices, sizes = padded(rows)
+    taken.append(indices.size * features[:1].nbytes)
+    return indices, sizes
 
-  monkeypatch.setattr(data, 'holdings', recorded)
+  monkeypatch.setattr(federated_data, 'padded', recorded)
   _run(runner, [range(8)], panel=[])
   assert max(taken) <= limit
 
@@ -684,6 +724,7 @@ def test_two_devices_do_the_same_rounds_as_one_and_refuse_fed_avg():
     ('client_learning_rate', -1.0, 'client_learning_rate must be positive'),
     ('client_epochs', 0, 'client_epochs must be a positive integer'),
     ('client_batch_size', 1.5, 'client_batch_size must be a positive integer'),
+    ('examples_per_round', -1, 'examples_per_round must be a positive integer'),
   ],
 )
 def test_bad_settings_are_refused_with_a_sentence(name, value, sentence):

@@ -177,6 +177,12 @@ def test_losses_of_all_data_are_refused_where_examples_are_protected(
     dataclasses.replace(_batches(level), algorithm=rule)
 
 
+def test_examples_of_updates_are_refused_where_examples_are_protected():
+  rule = engine.Algorithm(examples_per_round=5)
+  with pytest.raises(ValueError, match='examples_per_round is for client priv'):
+    dataclasses.replace(_batches(), algorithm=rule)
+
+
 def test_clients_with_fewer_examples_than_was_said_are_refused():
   with pytest.raises(
     ValueError, match='smallest_holding is 4, but a client has 3'

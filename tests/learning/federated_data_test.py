@@ -16,25 +16,23 @@ def test_a_client_has_its_own_examples_in_its_own_order():
   data = _data()
   assert data.client_count == 4
   np.testing.assert_array_equal(data.indices(0), [4, 0])
-  np.testing.assert_array_equal(data.holdings([0]).indices, [[4, 0]])
 
 
 @pytest.mark.parametrize('clients', [[0, 1], [3, 2, 0], [1, 1], [2]])
-def test_holdings_are_padded_to_the_largest_of_the_clients(clients):
-  held = _data().holdings(clients)
-  sizes = [len(_CLIENTS[client]) for client in clients]
-  np.testing.assert_array_equal(held.sizes, sizes)
-  assert held.sizes.dtype == np.int32
-  assert held.indices.shape == (len(clients), max(sizes))
-  for row, client in zip(held.indices, clients):
-    own = _CLIENTS[client]
-    np.testing.assert_array_equal(row[: len(own)], own)
+def test_examples_are_padded_to_the_most_of_the_clients(clients):
+  rows = [_CLIENTS[client] for client in clients]
+  indices, sizes = federated_data.padded(rows)
+  np.testing.assert_array_equal(sizes, [len(row) for row in rows])
+  assert sizes.dtype == np.int32
+  assert indices.shape == (len(clients), max(sizes))
+  for found, own in zip(indices, rows):
+    np.testing.assert_array_equal(found[: len(own)], own)
 
 
-def test_nobody_holds_nothing():
-  held = _data().holdings([])
-  assert held.indices.shape == (0, 0)
-  assert held.sizes.shape == (0,)
+def test_nobody_has_nothing():
+  indices, sizes = federated_data.padded([])
+  assert indices.shape == (0, 0)
+  assert sizes.shape == (0,)
 
 
 def test_the_arrays_are_not_copied():

@@ -136,3 +136,27 @@ def test_a_panel_may_be_all_clients_but_not_more():
   np.testing.assert_array_equal(sampling.panel(0, 9, 9), np.arange(9))
   with pytest.raises(ValueError, match=r'at most the 9 clients. Found 10.'):
     sampling.panel(0, 9, 10)
+
+
+def test_a_subset_is_ascending_without_repetition_and_of_its_size():
+  drawn = sampling.subset(3, 7, 11, 600, 60)
+  np.testing.assert_array_equal(drawn, sampling.subset(3, 7, 11, 600, 60))
+  assert drawn.size == 60
+  assert np.all(np.diff(drawn) > 0)
+  assert drawn.min() >= 0
+  assert drawn.max() < 600
+  for other in ((4, 7, 11), (3, 8, 11), (3, 7, 12)):
+    assert not np.array_equal(drawn, sampling.subset(*other, 600, 60))
+
+
+def test_every_example_is_in_a_subset_with_the_same_probability():
+  members = np.zeros(20, int)
+  for number in range(2000):
+    members[sampling.subset(1, number, 5, 20, 5)] += 1
+  for times in members:
+    assert stats.binomtest(int(times), 2000, 0.25).pvalue > _LEVEL
+
+
+@pytest.mark.parametrize('size', [9, 10, 1000])
+def test_a_subset_of_more_than_there_is_is_all(size):
+  np.testing.assert_array_equal(sampling.subset(0, 0, 0, 9, size), np.arange(9))

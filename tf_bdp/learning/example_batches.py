@@ -66,6 +66,11 @@ class ExampleBatches:
         'which the privacy of examples does not count. Use it with client '
         'privacy only.'
       )
+    if self.algorithm.examples_per_round:
+      raise ValueError(
+        'examples_per_round is for client privacy. Where examples are '
+        'protected, the batch size says how many a client draws.'
+      )
     if self.algorithm.name != 'fed_sgd':
       _check_local_training(self.mechanism)
     holdings = [self._holding(c) for c in range(self.data.client_count)]

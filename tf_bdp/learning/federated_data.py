@@ -1,21 +1,8 @@
 """Examples and who holds them, without a copy for each client."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
-
-
-class Holdings(NamedTuple):
-  """Which examples some clients hold, padded to the largest of them.
-
-  Attributes:
-    indices: [clients, examples]; what is beyond a client's size means nothing.
-    sizes: The number of examples that each client really has.
-  """
-
-  indices: np.ndarray
-  sizes: np.ndarray
 
 
 class FederatedData:
@@ -68,10 +55,19 @@ class FederatedData:
     """Returns which examples a client holds."""
     return self._clients[client]
 
-  def holdings(self, clients: Sequence[int]) -> Holdings:
-    """Returns which examples some clients hold."""
-    sizes = np.array([len(self._clients[c]) for c in clients], np.int32)
-    rows = np.zeros((len(sizes), max(sizes, default=0)), np.int64)
-    for row, client in zip(rows, clients):
-      row[: len(self._clients[client])] = self._clients[client]
-    return Holdings(rows, sizes)
+
+def padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+  """Returns clients' examples as one array, and how many each really has.
+
+  Args:
+    rows: The indices of each client's examples.
+
+  Returns:
+    [clients, examples], of which what is beyond a client's size means nothing,
+    and the sizes.
+  """
+  sizes = np.array([len(row) for row in rows], np.int32)
+  indices = np.zeros((len(rows), max(sizes, default=0)), np.int64)
+  for target, row in zip(indices, rows):
+    target[: len(row)] = row
+  return indices, sizes

@@ -5,6 +5,7 @@ same mathematics. Clients are processed in chunks, each in one graph; updates
 are clipped as they come, and kept only where they are needed again.
 """
 
+import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Callable, NamedTuple, Optional
@@ -79,9 +80,10 @@ class InProcessEngine(engine.Engine):
         system's entropy source.
       strategy: How to spread clients over devices; by default over all GPUs
         if there are several.
-      seed: Of the batches that clients draw at instance level.
+      seed: Of the examples that clients draw.
     """
     self.mechanism = mechanism
+    self._seed = seed
     self._data = data
     with tf.device('/CPU:0'):
       self._features = tf.constant(data.features)
@@ -326,14 +328,17 @@ class InProcessEngine(engine.Engine):
   def _example_count(self, client: int) -> int:
     if self._batches is not None:
       return len(self._draws[client].indices)
-    return len(self._data.indices(client))
+    count = len(self._data.indices(client))
+    return min(count, self._algorithm.examples_per_round or count)
 
   def _run_chunk(
     self, clients: Sequence[int], round_number: int, state: InProcessState
   ) -> _Chunk:
     """Computes the updates of a chunk, spread over the devices."""
     shared = [tf.constant(state.clip_norm)]
-    arguments: Callable[..., tuple[np.ndarray, ...]] = self._data.holdings
+    arguments: Callable[..., tuple[np.ndarray, ...]] = functools.partial(
+      self._held, round_number
+    )
     if self._batches is not None:
       shared = [tf.constant(round_number), tf.constant(state.last_mean)]
       arguments = self._drawn
@@ -365,17 +370,25 @@ class InProcessEngine(engine.Engine):
       updates, usable.numpy(), norms.numpy(), squared.numpy(), moves
     )
 
+  def _held(
+    self, round_number: int, clients: Sequence[int]
+  ) -> tuple[np.ndarray, ...]:
+    """Returns the examples of clients' updates, padded to the most of them."""
+    return federated_data.padded(
+      [
+        self._algorithm.examples_of(self._data, self._seed, round_number, c)
+        for c in clients
+      ]
+    )
+
   def _drawn(self, clients: Sequence[int]) -> tuple[np.ndarray, ...]:
     """Returns the batches of clients, padded to the largest of them."""
     draws = [self._draws[client] for client in clients]
-    sizes = np.array([len(draw.indices) for draw in draws], np.int32)
-    longest = max(sizes, default=0)
+    indices, sizes = federated_data.padded([draw.indices for draw in draws])
     assert self._batches is not None
     steps = self._batches.mechanism.local_steps
-    indices = np.zeros((len(clients), longest), np.int64)
-    drawn = np.zeros((len(clients), steps, longest), bool)
+    drawn = np.zeros((len(clients), steps, indices.shape[1]), bool)
     for row, draw in enumerate(draws):
-      indices[row, : sizes[row]] = draw.indices
       drawn[row, :, : sizes[row]] = draw.drawn
     step_counts = np.array([draw.step_count for draw in draws], np.int32)
     return indices, sizes, drawn, step_counts, np.array(clients, np.int32)

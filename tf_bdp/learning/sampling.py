@@ -6,7 +6,7 @@ from tf_bdp import validation
 
 KINDS = ('poisson', 'fixed_size')
 # Tells the random streams of one seed apart.
-_PARTICIPANTS, _PANEL, _BATCHES, _PANEL_EXAMPLES = 1, 2, 3, 4
+_PARTICIPANTS, _PANEL, _BATCHES, _PANEL_EXAMPLES, _SUBSETS = 1, 2, 3, 4, 5
 
 
 def participants(
@@ -76,6 +76,27 @@ def batches(
   validation.check_probability('draw_probability', draw_probability)
   generator = np.random.default_rng([seed, _BATCHES, round_number, client])
   return generator.random((steps, holding)) < draw_probability
+
+
+def subset(
+  seed: int, round_number: int, client: int, holding: int, size: int
+) -> np.ndarray:
+  """Draws which of its examples a client's update is of, without return.
+
+  Args:
+    seed: Of the run.
+    round_number: Counts from 0.
+    client: The client's number.
+    holding: How many examples it has.
+    size: How many to draw; all if there are no more.
+
+  Returns:
+    Their positions among those that the client has, ascending.
+  """
+  if size >= holding:
+    return np.arange(holding)
+  generator = np.random.default_rng([seed, _SUBSETS, round_number, client])
+  return np.sort(generator.choice(holding, size, replace=False))
 
 
 def panel_examples(

@@ -1,5 +1,6 @@
 """Rounds on TFF's C++ runtime."""
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple, Optional
@@ -38,6 +39,7 @@ class TffEngine(engine.Engine):
     algorithm: engine.Algorithm,
     noise_seed: Optional[int] = None,
     reporting: Optional[Mapping[str, cost_reports.Reporting]] = None,
+    seed: int = 0,
   ):
     """Builds the process.
 
@@ -49,10 +51,12 @@ class TffEngine(engine.Engine):
       noise_seed: For experiments only.
       reporting: Of each unit; makes updates and costs reach the server by
         secure sums alone, simulated by TFF's test runtime.
+      seed: Of the examples that clients draw.
     """
     self._start(model_fn, mechanism, reporting)
     self._data = data
     self._algorithm = algorithm
+    self._seed = seed
     spec = (
       tf.TensorSpec([None, *data.features.shape[1:]], data.features.dtype),
       tf.TensorSpec([None], data.labels.dtype),
@@ -148,10 +152,10 @@ class TffEngine(engine.Engine):
     panel: Sequence[int],
   ) -> engine.RoundOutput:
     """Runs one round, then measures the panel against its aggregate."""
-    del round_number  # The aggregator's state counts.
+    datasets = functools.partial(self._dataset, round_number)
     before = self._process.get_model_weights(state.process)
     output = self._process.next(
-      state.process, [self._dataset(client) for client in participants]
+      state.process, [datasets(client) for client in participants]
     )
     measured = output.metrics['aggregator']
     count = int(measured['participants'])
@@ -172,7 +176,7 @@ class TffEngine(engine.Engine):
         'aggregate': measured['aggregate'],
         'clip_norm': measured['clip_norm'],
       },
-      [self._dataset(client) for client in panel],
+      [datasets(client) for client in panel],
       [np.int32(member) for member in range(len(panel))],
     )
     rows = rows[np.argsort(rows[:, 0])]
@@ -206,8 +210,10 @@ class TffEngine(engine.Engine):
       reported={'client': costs},
     )
 
-  def _dataset(self, client: int) -> tf.data.Dataset:
-    indices = self._data.indices(client)
+  def _dataset(self, round_number: int, client: int) -> tf.data.Dataset:
+    indices = self._algorithm.examples_of(
+      self._data, self._seed, round_number, client
+    )
     dataset = tf.data.Dataset.from_tensor_slices(
       (self._data.features[indices], self._data.labels[indices])
     )
