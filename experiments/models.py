@@ -52,8 +52,8 @@ def mnist_cnn(
   def normalisation() -> list[tf.keras.layers.Layer]:
     if not normalised:
       return []
-    # With one group it is that of layers, without Keras' fused operation for
-    # these, with which oneDNN aborts in parallel clients.
+    # With one group it is layer normalisation. Keras' layer of that name, which
+    # computes by a fused operation, aborted joint runs on MNIST.
     return [layers.GroupNormalization(1, center=False, scale=False)]
 
   pool = layers.AveragePooling2D if normalised else layers.MaxPool2D

@@ -327,15 +327,23 @@ def test_measured_distances_are_those_of_rounds_run_with_and_without(
     assert np.sqrt(squared) == pytest.approx(wanted, rel=1e-3, abs=1e-5)
 
 
-def test_a_gradient_is_that_of_the_clients_mean_loss():
+def _mean_loss(logits, labels):
+  return engine.LOSS(labels, logits)
+
+
+def _clipped_gradient(rows, loss=_mean_loss):
+  """The clipped gradient of some examples at the initial weights, by hand."""
   data, model = _data(), _model()
-  rows = data.indices(6)
   with tf.GradientTape() as tape:
-    loss = engine.LOSS(data.labels[rows], model(data.features[rows]))
-  gradient = tape.gradient(loss, model.trainable_variables)
+    value = loss(model(data.features[rows]), data.labels[rows])
+  gradient = tape.gradient(value, model.trainable_variables)
   flat = np.concatenate([np.ravel(g) for g in gradient])
-  flat *= min(1, _CLIP / np.linalg.norm(flat))
-  np.testing.assert_allclose(_aggregate([6], 'mean'), flat, atol=2e-6)
+  return flat * min(1, _CLIP / np.linalg.norm(flat))
+
+
+def test_a_gradient_is_that_of_the_clients_mean_loss():
+  wanted = _clipped_gradient(_data().indices(6))
+  np.testing.assert_allclose(_aggregate([6], 'mean'), wanted, atol=2e-6)
 
 
 def _calibrated_loss(logits, labels):
@@ -374,14 +382,9 @@ def test_a_loss_allows_for_the_classes_of_a_client(name, kind, by_hand):
   (output,) = _run(runner, [[client]], panel=(), state=state)
   moved = (before - _flat(runner, output.state)) / 0.5
 
-  model, rows = _model(), data.indices(client)
-  labels = data.labels[rows]
-  assert len(set(np.bincount(labels))) > 1
-  with tf.GradientTape() as tape:
-    loss = by_hand(model(data.features[rows]), labels)
-  gradient = tape.gradient(loss, model.trainable_variables)
-  wanted = np.concatenate([np.ravel(g) for g in gradient])
-  wanted *= min(1, _CLIP / np.linalg.norm(wanted))
+  rows = data.indices(client)
+  assert len(set(np.bincount(data.labels[rows]))) > 1
+  wanted = _clipped_gradient(rows, by_hand)
   np.testing.assert_allclose(moved, wanted, atol=5e-6)
   plain = _aggregate([client], 'mean')
   assert not np.allclose(moved, plain, atol=1e-3)
@@ -407,13 +410,7 @@ def test_an_update_can_be_of_examples_drawn_anew_in_each_round(name):
     moved = (before - _flat(runner, output.state)) / 0.5
     rows = data.indices(client)[sampling.subset(2, number, client, 9, 4)]
     drawn.append(tuple(rows))
-    with tf.GradientTape() as tape:
-      model = _model()
-      loss = engine.LOSS(data.labels[rows], model(data.features[rows]))
-    gradient = tape.gradient(loss, model.trainable_variables)
-    wanted = np.concatenate([np.ravel(g) for g in gradient])
-    wanted *= min(1, _CLIP / np.linalg.norm(wanted))
-    np.testing.assert_allclose(moved, wanted, atol=5e-6)
+    np.testing.assert_allclose(moved, _clipped_gradient(rows), atol=5e-6)
   assert len(set(drawn)) == 3
 
 
