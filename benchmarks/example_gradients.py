@@ -16,7 +16,8 @@ from absl import app, flags
 
 from benchmarks import rounds, timing
 from experiments import models
-from tf_bdp.learning import engine, example_gradients
+from tf_bdp.learning import algorithm as algorithm_lib
+from tf_bdp.ops import example_gradients
 
 _EACH = flags.DEFINE_bool(
   'each', True, 'Whether to time a pass for each example as well.'
@@ -39,7 +40,7 @@ def _bare_gradient(model: tf.keras.Model) -> Callable[..., Any]:
   @tf.function
   def gradient(features: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
     with tf.GradientTape() as tape:
-      loss = engine.mean_loss(labels, model(features, training=True))
+      loss = algorithm_lib.mean_loss(labels, model(features, training=True))
     return tape.gradient(loss, model.trainable_variables)
 
   return gradient

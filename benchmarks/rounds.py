@@ -19,16 +19,13 @@ from absl import app, flags
 
 from benchmarks import timing
 from experiments import models
-from tf_bdp import instance_mechanism
-from tf_bdp import mechanism as mechanism_lib
 from tf_bdp.accounting import BayesianAccountant
-from tf_bdp.learning import (
-  engine as engine_lib,
-)
-from tf_bdp.learning import (
-  federated_data,
-  inprocess_engine,
-)
+from tf_bdp.engines import base as engine_lib
+from tf_bdp.engines import in_process as inprocess_engine
+from tf_bdp.learning import algorithm as algorithm_lib
+from tf_bdp.learning import federated_data
+from tf_bdp.mechanisms import client as mechanism_lib
+from tf_bdp.mechanisms import instance as instance_mechanism
 
 _TFF = flags.DEFINE_bool('tff', True, 'Whether to time TFF as well.')
 _BARE_ONLY = flags.DEFINE_bool(
@@ -60,7 +57,7 @@ def _engine(
 ) -> inprocess_engine.InProcessEngine:
   mechanism = mechanism_lib.GaussianMechanism(kind, 1.0, 1.0, 1.0, _CLIENTS)
   return inprocess_engine.InProcessEngine(
-    model_fn, data, mechanism, engine_lib.Algorithm(learning_rate=0.1)
+    model_fn, data, mechanism, algorithm_lib.Algorithm(learning_rate=0.1)
   )
 
 
@@ -105,7 +102,7 @@ def _instance_round(
     lambda: models.mnist_cnn(0),
     data,
     mechanism,
-    engine_lib.Algorithm(learning_rate=0.1),
+    algorithm_lib.Algorithm(learning_rate=0.1),
   )
   state, everybody = engine.initial_state(), list(range(_CLIENTS))
 
@@ -130,7 +127,7 @@ def _bare_gradient(data: federated_data.FederatedData) -> Callable[[], object]:
   @tf.function
   def gradient() -> list[tf.Tensor]:
     with tf.GradientTape() as tape:
-      loss = engine_lib.LOSS(labels, model(features, training=True))
+      loss = algorithm_lib.LOSS(labels, model(features, training=True))
     return tape.gradient(loss, model.trainable_variables)
 
   return lambda: [part.numpy() for part in gradient()]
@@ -139,9 +136,9 @@ def _bare_gradient(data: federated_data.FederatedData) -> Callable[[], object]:
 def _tff_round(data: federated_data.FederatedData) -> Callable[[], object]:
   import tensorflow_federated as tff
 
-  from tf_bdp.learning import tff_worker
+  from tf_bdp.aggregators import runtime
 
-  tff_worker.reap_on_exit()
+  runtime.reap_on_exit()
   datasets = [
     tf.data.Dataset.from_tensor_slices(
       (data.features[data.indices(c)], data.labels[data.indices(c)])
@@ -151,7 +148,7 @@ def _tff_round(data: federated_data.FederatedData) -> Callable[[], object]:
   process = tff.learning.algorithms.build_fed_sgd(
     lambda: tff.learning.models.from_keras_model(
       models.mnist_cnn(0),
-      loss=engine_lib.LOSS,
+      loss=algorithm_lib.LOSS,
       input_spec=datasets[0].element_spec,
     ),
     server_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),

@@ -22,7 +22,7 @@ import tqdm
 
 from experiments import aptos, datasets, models
 from tf_bdp import validation
-from tf_bdp.learning import checkpoint
+from tf_bdp.training import checkpoint
 
 DEFAULT_CACHE_DIR = '~/.cache/tf_bdp/features'
 # Another number makes all that was cached unknown.

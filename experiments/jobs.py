@@ -17,8 +17,8 @@ import numpy as np
 import tomllib
 
 from experiments import epsilon_curves, run
-from tf_bdp import instance_mechanism
-from tf_bdp.learning import training
+from tf_bdp.mechanisms import instance as instance_mechanism
+from tf_bdp.training import loop as training
 
 HYPERPARAMETERS = pathlib.Path(__file__).parent / 'hyperparameters'
 # A summary without examples has a name of its own.

@@ -5,10 +5,14 @@ import functools
 import pathlib
 from typing import Any, Callable, NamedTuple, Optional
 
-from tf_bdp import instance_mechanism, validation
-from tf_bdp import mechanism as mechanism_lib
-from tf_bdp.learning import engine as engine_lib
-from tf_bdp.learning import evaluation, federated_data, training
+from tf_bdp import validation
+from tf_bdp.engines import base as engine_lib
+from tf_bdp.learning import algorithm as algorithm_lib
+from tf_bdp.learning import federated_data
+from tf_bdp.mechanisms import client as mechanism_lib
+from tf_bdp.mechanisms import instance as instance_mechanism
+from tf_bdp.training import evaluation
+from tf_bdp.training import loop as training
 
 ENGINES = ('inprocess', 'tff')
 LEVELS = ('client', *instance_mechanism.LEVELS)
@@ -161,9 +165,9 @@ class Settings:
       checkpoint_every=self.checkpoint_every,
     )
 
-  def training_algorithm(self) -> engine_lib.Algorithm:
+  def training_algorithm(self) -> algorithm_lib.Algorithm:
     """Returns how clients and server learn."""
-    return engine_lib.Algorithm(
+    return algorithm_lib.Algorithm(
       name=self.algorithm,
       learning_rate=self.learning_rate,
       learning_rate_decay=self.learning_rate_decay,
@@ -245,7 +249,7 @@ def run(
 
   config, algorithm = settings.training_config(), settings.training_algorithm()
   if settings.engine == 'inprocess' and settings.algorithm == 'fed_sgd':
-    from tf_bdp.learning import inprocess_engine
+    from tf_bdp.engines import in_process as inprocess_engine
 
     inprocess_engine.compute_clients_in_parallel()
   if overwrite and not resume:
@@ -317,7 +321,7 @@ def _engine(
   model_fn: Callable[[], Any],
   data: federated_data.FederatedData,
   mechanism: engine_lib.Mechanism,
-  algorithm: engine_lib.Algorithm,
+  algorithm: algorithm_lib.Algorithm,
   config: training.TrainingConfig,
 ) -> engine_lib.Engine:
   """Returns the engine for the mechanism."""
@@ -329,15 +333,15 @@ def _engine(
     options['reporting'] = config.reporting(mechanism)
   make: Callable[..., engine_lib.Engine]
   if settings.engine == 'inprocess':
-    from tf_bdp.learning import inprocess_engine
+    from tf_bdp.engines import in_process as inprocess_engine
 
     make = inprocess_engine.InProcessEngine
   elif settings.level == 'client':
-    from tf_bdp.learning import tff_engine
+    from tf_bdp.engines import tff as tff_engine
 
     make = tff_engine.TffEngine
   else:
-    from tf_bdp.learning import tff_instance_engine
+    from tf_bdp.engines import tff_instance as tff_instance_engine
 
     make = tff_instance_engine.TffInstanceEngine
   return make(model_fn, data, mechanism, algorithm, **options)

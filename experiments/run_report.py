@@ -9,10 +9,17 @@ import dp_accounting
 import numpy as np
 
 from experiments import run
-from tf_bdp import instance_mechanism
-from tf_bdp.accounting import comparison, events, ledger, recorded_distances
-from tf_bdp.analysis import compute_bdp_privacy_lib
-from tf_bdp.learning import engine, report, training
+from tf_bdp.accounting import (
+  comparison,
+  events,
+  ledger,
+  privacy_report,
+  recorded_distances,
+)
+from tf_bdp.engines import base as engine
+from tf_bdp.mechanisms import instance as instance_mechanism
+from tf_bdp.reporting import page as report
+from tf_bdp.training import loop as training
 
 DISTANCES_FILE = 'distances.npz'
 LOCAL_EPSILONS_FILE = 'local_epsilons.csv'
@@ -80,10 +87,10 @@ def _privacy(
   config: training.TrainingConfig,
   progress: training.Progress,
   rounds: list[dp_accounting.DpEvent],
-) -> compute_bdp_privacy_lib.PrivacyReport:
+) -> privacy_report.PrivacyReport:
   """Accounts for all rounds at the level of one unit."""
   reported = any(part.reported is not None for part in progress.measured)
-  return compute_bdp_privacy_lib.report_of_rounds(
+  return privacy_report.report_of_rounds(
     rounds,
     noise_multiplier=_noise_multiplier(unit, mechanism),
     participation_probability=mechanism.participation_probability

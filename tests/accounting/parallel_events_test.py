@@ -19,9 +19,9 @@ from tf_bdp.accounting import (
   events,
   ledger,
   mean_bounds,
+  privacy_report,
   sampled_gaussian,
 )
-from tf_bdp.analysis import compute_bdp_privacy_lib
 
 _DELTA = 1e-5
 _ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
@@ -1440,7 +1440,7 @@ def test_a_reported_figure_above_that_of_dp_gives_way_to_it():
 
 
 def _report_of(rounds, mechanism, **more):
-  return compute_bdp_privacy_lib.report_of_rounds(
+  return privacy_report.report_of_rounds(
     rounds,
     noise_multiplier=2.0,
     participation_probability=0.3,

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from experiments import run as run_lib
-from tf_bdp.learning import checkpoint
+from tf_bdp.training import checkpoint
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _SMALL = (

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tf_bdp.learning import checkpoint
+from tf_bdp.training import checkpoint
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _MNIST = _ROOT.parent / 'shared/data/tensorflow_datasets'

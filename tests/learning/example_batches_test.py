@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tf_bdp import instance_mechanism
-from tf_bdp.learning import engine, example_batches, federated_data
+from tf_bdp.learning import algorithm as algorithm_lib
+from tf_bdp.learning import example_batches, federated_data
+from tf_bdp.mechanisms import instance as instance_mechanism
 
 _HOLDINGS = (6, 4, 3, 9)
 _BATCH_SIZE = 3
@@ -31,7 +32,7 @@ def _batches(
   holdings=_HOLDINGS,
   **options,
 ):
-  rule = engine.Algorithm(algorithm)
+  rule = algorithm_lib.Algorithm(algorithm)
   options = {
     'batch_size': _BATCH_SIZE,
     'local_steps': rule.local_steps(max(holdings), _BATCH_SIZE),
@@ -172,13 +173,13 @@ def test_other_local_steps_than_the_algorithms_are_refused(
 def test_losses_of_all_data_are_refused_where_examples_are_protected(
   level, loss
 ):
-  rule = engine.Algorithm(client_loss=loss)
+  rule = algorithm_lib.Algorithm(client_loss=loss)
   with pytest.raises(ValueError, match='Use it with client privacy only'):
     dataclasses.replace(_batches(level), algorithm=rule)
 
 
 def test_examples_of_updates_are_refused_where_examples_are_protected():
-  rule = engine.Algorithm(examples_per_round=5)
+  rule = algorithm_lib.Algorithm(examples_per_round=5)
   with pytest.raises(ValueError, match='examples_per_round is for client priv'):
     dataclasses.replace(_batches(), algorithm=rule)
 

@@ -16,7 +16,8 @@ import json
 
 from absl import flags
 
-from tf_bdp.analysis import compute_bdp_privacy_lib, distance_flags
+from tf_bdp.accounting import privacy_report
+from tf_bdp.analysis import distance_flags
 
 _NOISE_MULTIPLIER = flags.DEFINE_float(
   'noise_multiplier',
@@ -36,7 +37,7 @@ def main(argv: list[str]) -> None:
   """Prints the statement."""
   del argv
   recording = distance_flags.recording()
-  report = compute_bdp_privacy_lib.compute_bdp_privacy(
+  report = privacy_report.compute_bdp_privacy(
     recording.distances,
     noise_multiplier=_NOISE_MULTIPLIER.value,
     participation_probability=distance_flags.PARTICIPATION_PROBABILITY.value,

@@ -1,27 +1,5 @@
-"""Federated learning with Bayesian differential privacy.
+"""Who holds which examples, how they learn, and TFF processes for it."""
 
-What needs TFF is loaded when it is first used: the import takes seconds.
-"""
+import lazy_loader
 
-import importlib
-from typing import Any
-
-_LAZY = {
-  'build_fed_avg': 'processes',
-  'build_fed_sgd': 'processes',
-  'build_panel_measurement': 'processes',
-  'events_from_metrics': 'processes',
-  'build_private_process': 'instance_processes',
-  'events_of_round': 'instance_processes',
-  'part_dataset': 'instance_processes',
-  'Algorithm': 'engine',
-  'ExampleBatches': 'example_batches',
-  'FederatedData': 'federated_data',
-}
-
-
-def __getattr__(name: str) -> Any:
-  if name in _LAZY:
-    module = importlib.import_module(f'{__name__}.{_LAZY[name]}')
-    return getattr(module, name)
-  raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tf_bdp import instance_mechanism
-from tf_bdp.learning import engine, federated_data, sampling
+from tf_bdp.learning import algorithm as algorithm_lib
+from tf_bdp.learning import federated_data, sampling
+from tf_bdp.mechanisms import instance as instance_mechanism
 
 
 class Draw(NamedTuple):
@@ -55,7 +56,7 @@ class ExampleBatches:
 
   data: federated_data.FederatedData
   mechanism: instance_mechanism.InstanceMechanism
-  algorithm: engine.Algorithm
+  algorithm: algorithm_lib.Algorithm
   seed: int
 
   def __post_init__(self) -> None:

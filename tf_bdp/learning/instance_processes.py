@@ -14,8 +14,11 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tf_bdp import aggregators, instance_mechanism, mechanism_ops
-from tf_bdp.learning import engine, example_batches, private_steps
+from tf_bdp import aggregators
+from tf_bdp.learning import algorithm as algorithm_lib
+from tf_bdp.learning import example_batches
+from tf_bdp.mechanisms import instance as instance_mechanism
+from tf_bdp.ops import clipping, noise, private_steps
 
 _Structure = Mapping[str, Any]
 _KerasModelFn = Callable[[], tf.keras.Model]
@@ -226,7 +229,7 @@ def build_client_work(
   model_fn: _KerasModelFn,
   spec: 'collections.OrderedDict[str, tf.TensorSpec]',
   mechanism: instance_mechanism.InstanceMechanism,
-  algorithm: engine.Algorithm,
+  algorithm: algorithm_lib.Algorithm,
   measurement: Measurement,
   noise_seed: Optional[int] = None,
 ) -> tff.learning.templates.ClientWorkProcess:
@@ -238,7 +241,7 @@ def build_client_work(
     mechanism: Clipping and noise.
     algorithm: FedSGD or FedAvg.
     measurement: What the clients tell of their examples.
-    noise_seed: For experiments only; see `mechanism_ops.client_normal`.
+    noise_seed: For experiments only; see `noise.client_normal`.
 
   Returns:
     A process whose state counts the rounds.
@@ -280,7 +283,7 @@ def build_panel_measurement(
   model_fn: _KerasModelFn,
   spec: 'collections.OrderedDict[str, tf.TensorSpec]',
   mechanism: instance_mechanism.InstanceMechanism,
-  algorithm: engine.Algorithm,
+  algorithm: algorithm_lib.Algorithm,
   measurement: Measurement,
   noise_seed: Optional[int] = None,
 ) -> tff.Computation:
@@ -301,7 +304,7 @@ def build_panel_measurement(
 
   @tff.tensorflow.computation(update_type, update_type, data_type)
   def compare(update, aggregate, dataset):
-    clipped, _, _ = mechanism_ops.clip(
+    clipped, _, _ = clipping.clip(
       tf.nest.flatten(update), tf.constant(mechanism.clip_norm, tf.float32)
     )
     away = [p - m for p, m in zip(clipped, tf.nest.flatten(aggregate))]
@@ -309,8 +312,8 @@ def build_panel_measurement(
     return tf.stack(
       [
         tf.cast(client, tf.float32),
-        mechanism_ops.squared_norm(clipped),
-        mechanism_ops.squared_norm(away),
+        clipping.squared_norm(clipped),
+        clipping.squared_norm(away),
       ]
     )
 
@@ -340,12 +343,12 @@ def _build_work(
   model_fn: _KerasModelFn,
   spec: 'collections.OrderedDict[str, tf.TensorSpec]',
   mechanism: instance_mechanism.InstanceMechanism,
-  algorithm: engine.Algorithm,
+  algorithm: algorithm_lib.Algorithm,
   measurement: Measurement,
   noise_seed: Optional[int],
 ) -> tuple[tff.Computation, tff.Type, tff.Type]:
   """Returns what a client computes, and the types of weights and data."""
-  engine.check_model(model_fn())
+  algorithm_lib.check_model(model_fn())
   weights_type, _ = _weights_type(model_fn)
   data_type = tff.SequenceType(tff.types.tensorflow_to_type(spec))
 
@@ -366,7 +369,7 @@ def _build_work(
           return tf.raw_ops.RandomStandardNormal(
             shape=[size], dtype=tf.float32, seed=0, seed2=0
           )
-        return mechanism_ops.client_normal(
+        return noise.client_normal(
           size, noise_seed, round_number, part['client'], step
         )
 

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tf_bdp import mechanism as mechanism_lib
-from tf_bdp import mechanism_ops
+from tf_bdp.mechanisms import client as mechanism_lib
+from tf_bdp.ops import clipping
 
 _ModelFn = Callable[[], tff.learning.models.VariableModel]
 
@@ -145,15 +145,15 @@ def build_panel_measurement(
       return client_update(model, weights, dataset)
 
     update = update_of(weights, dataset)
-    clipped, _, _ = mechanism_ops.clip(tf.nest.flatten(update), clip_norm)
+    clipped, _, _ = clipping.clip(tf.nest.flatten(update), clip_norm)
     parts = clipped
     if kind == 'mean':
       parts = [p - m for p, m in zip(clipped, tf.nest.flatten(aggregate))]
     return tf.stack(
       [
         tf.cast(number, tf.float32),
-        mechanism_ops.squared_norm(clipped),
-        mechanism_ops.squared_norm(parts),
+        clipping.squared_norm(clipped),
+        clipping.squared_norm(parts),
       ]
     )
 

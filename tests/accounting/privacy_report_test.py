@@ -1,0 +1,172 @@
+import json
+
+import dp_accounting
+import numpy as np
+import pytest
+
+from tf_bdp.accounting import (
+  BayesianAccountant,
+  BayesianGaussianEvent,
+  privacy_report,
+)
+
+_ROUNDS, _UNITS, _Q, _NOISE, _DELTA = 20, 50, 0.2, 1.5, 1e-4
+
+
+def _distances(seed=0):
+  rng = np.random.default_rng(seed)
+  return np.minimum(0.3 * rng.lognormal(0.0, 0.4, (_ROUNDS, _UNITS)), 1.0)
+
+
+def _report(**changes):
+  arguments = {
+    'noise_multiplier': _NOISE,
+    'participation_probability': _Q,
+    'delta': _DELTA,
+    'panel': True,
+    **changes,
+  }
+  return privacy_report.compute_bdp_privacy(_distances(), **arguments)
+
+
+def _epsilons(report):
+  return {row.method: row.epsilon for row in report.rows}
+
+
+def test_dp_lines_are_those_of_dp_accounting():
+  event = dp_accounting.SelfComposedDpEvent(
+    dp_accounting.PoissonSampledDpEvent(
+      _Q, dp_accounting.GaussianDpEvent(_NOISE)
+    ),
+    _ROUNDS,
+  )
+  epsilons = _epsilons(_report())
+  rdp = dp_accounting.rdp.RdpAccountant().compose(event).get_epsilon(_DELTA)
+  pld = dp_accounting.pld.PLDAccountant().compose(event).get_epsilon(_DELTA)
+  assert epsilons['DP, RDP'] == pytest.approx(rdp, rel=1e-9)
+  assert epsilons['DP, PLD'] == pytest.approx(pld, rel=1e-9)
+
+
+def test_mean_mechanism_doubles_the_worst_case():
+  epsilons = _epsilons(_report(mechanism='mean', worst_case_distance=2.0))
+  event = dp_accounting.PoissonSampledDpEvent(
+    _Q, dp_accounting.GaussianDpEvent(_NOISE / 2)
+  )
+  rdp = dp_accounting.rdp.RdpAccountant().compose(event, _ROUNDS)
+  assert epsilons['DP, RDP'] == pytest.approx(rdp.get_epsilon(_DELTA))
+
+
+def test_bdp_lines_are_those_of_the_accountant_fed_by_hand():
+  accountants = {
+    'BDP, paper': BayesianAccountant.paper(),
+    'BDP, holder': BayesianAccountant(
+      'holder', estimator='student_t', total_rounds=_ROUNDS
+    ),
+    'BDP, panel': BayesianAccountant(estimator='student_t'),
+    'BDP, distribution-free': BayesianAccountant(),
+  }
+  epsilons = _epsilons(_report())
+  for method, accountant in accountants.items():
+    for row in _distances():
+      accountant.compose(
+        BayesianGaussianEvent(
+          (row / _NOISE) ** 2, _Q, 1 / _NOISE**2, panel=True
+        )
+      )
+    expected = accountant.get_epsilon(_DELTA)
+    if method != 'BDP, paper':  # DP implies BDP.
+      expected = min(expected, epsilons['DP, RDP'], epsilons['DP, PLD'])
+    assert epsilons[method] == pytest.approx(expected, rel=1e-9), method
+
+
+def test_without_a_panel_the_panel_line_is_left_out_with_the_reason():
+  report = _report(panel=False)
+  assert _epsilons(report)['BDP, panel'] is None
+  assert 'the units are not a panel' in report.statement()
+
+
+def test_statement_names_everything_that_a_number_rests_on():
+  text = ' '.join(_report(sampling='fixed_size').statement().split())
+  for part in (
+    'Gaussian mechanism performed for 20 rounds on the sum of clipped client',
+    'noise multiplier 1.5',
+    'taking part with probability 0.2',
+    'Distances of 50 clients, a fixed panel',
+    'all model checkpoints',
+    'Client-level DP with add-or-remove-one adjacency at delta = 0.0001',
+    'Epsilon, RDP (*)',
+    'Epsilon, PLD (*)',
+    'Epsilon, paper (*)(**)(***)',
+    'Epsilon, holder (*)(***)',
+    'Epsilon, panel (*)(***)',
+    'Epsilon, distribution-free (*)',
+    'attacker',
+    'student_t',
+    'betting',
+    'printed',
+    'chernoff',
+    'Order',
+    'drew a fixed number of units, for which these figures are not proven',
+    'a release of its own',
+    'tail:',
+    'drift:',
+    'exchangeability:',
+  ):
+    assert part in text, part
+
+
+def test_attackers_bound_is_equation_1():
+  for row in _report().to_dict()['rows']:
+    expected = 1 / (1 + np.exp(-row['epsilon']))
+    assert row['attack_success_bound'] == pytest.approx(expected)
+
+
+def test_report_for_programs_survives_json():
+  report = _report().to_dict()
+  assert json.loads(json.dumps(report)) == report
+  assert report['rounds'] == _ROUNDS
+  assert report['verdict'] in ('ok', 'doubtful', 'not applicable')
+
+
+def test_outliers_are_seen_as_a_tail_that_the_sample_does_not_determine():
+  distances = np.full((300, 100), 0.05)
+  distances[:, 0] = 1.0
+  report = privacy_report.compute_bdp_privacy(
+    distances,
+    noise_multiplier=2.0,
+    participation_probability=1.0,
+    delta=1e-5,
+    panel=True,
+  )
+  verdicts = {finding.check: finding.verdict for finding in report.findings}
+  assert verdicts['tail'] == 'not applicable'
+  assert 'rely on the DP figures' in report.statement()
+
+
+def test_a_change_of_scale_common_to_all_is_no_drift():
+  distances = _distances() * np.linspace(1.0, 0.1, _ROUNDS)[:, np.newaxis]
+  report = privacy_report.compute_bdp_privacy(
+    distances,
+    noise_multiplier=_NOISE,
+    participation_probability=_Q,
+    delta=_DELTA,
+    panel=True,
+  )
+  verdicts = {finding.check: finding.verdict for finding in report.findings}
+  assert verdicts['drift'] == 'ok'
+
+
+@pytest.mark.parametrize(
+  'changes, sentence',
+  [
+    ({'noise_multiplier': 0.0}, 'noise_multiplier must be positive'),
+    ({'participation_probability': 1.5}, 'must be between 0 and 1'),
+    ({'delta': 0.0}, 'delta must be above 0 and below 1'),
+    ({'worst_case_distance': 0.1}, 'exceed worst_case_squared_distance'),
+    ({'mechanism': 'median'}, 'mechanism must be one of'),
+    ({'sampling': 'none'}, 'sampling must be one of'),
+  ],
+)
+def test_bad_input_is_an_error(changes, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    _report(**changes)

@@ -1,0 +1,5 @@
+"""What runs a round: TensorFlow in this process, or TFF's runtime."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

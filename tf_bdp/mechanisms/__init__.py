@@ -1,0 +1,5 @@
+"""What a round releases, and what that costs whom: pure arithmetic."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,33 @@
+"""Clipping of updates, as TensorFlow operations."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+
+def clip(
+  update: Sequence[tf.Tensor], clip_norm: tf.Tensor
+) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+  """Clips an update to a global norm; an unusable one becomes zero.
+
+  Unusable is one that is NaN or infinite, or whose norm is; and one of all
+  zeros, which moves nothing and is what TFF's client work puts in place of one
+  that is not finite.
+
+  Returns:
+    The clipped update, whether it is usable, and its norm before clipping.
+  """
+  norm = tf.linalg.global_norm(update)
+  usable = tf.math.is_finite(norm) & (norm > 0)
+  norm = tf.where(usable, norm, 0.0)
+  # Exactly one below the clip norm, so that small updates keep their bits.
+  scale = tf.where(norm <= clip_norm, 1.0, clip_norm / norm)
+  clipped = [
+    tf.where(usable, part * scale, tf.zeros_like(part)) for part in update
+  ]
+  return clipped, usable, norm
+
+
+def squared_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+  """Returns the sum of squares over all tensors."""
+  return tf.add_n([tf.reduce_sum(tf.square(tensor)) for tensor in tensors])

@@ -1,0 +1,5 @@
+"""A run from its plan to its last round: loop, checkpoints, evaluation."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

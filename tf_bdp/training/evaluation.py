@@ -1,0 +1,45 @@
+"""Accuracy and loss of a model on held-out examples."""
+
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bdp.learning import algorithm as algorithm_lib
+
+_BATCH_SIZE = 1000
+
+
+class Evaluator:
+  """Evaluates trainable weights, and saves the model that has them."""
+
+  def __init__(
+    self, model: tf.keras.Model, features: np.ndarray, labels: np.ndarray
+  ):
+    self._model = model
+    self._features = features
+    self._labels = labels
+    self._predict = tf.function(model, reduce_retracing=True)
+
+  def evaluate(self, weights: Sequence[np.ndarray]) -> dict[str, float]:
+    """Returns 'accuracy' and 'loss'."""
+    self._assign(weights)
+    logits = np.concatenate(
+      [
+        self._predict(self._features[start : start + _BATCH_SIZE]).numpy()
+        for start in range(0, len(self._labels), _BATCH_SIZE)
+      ]
+    )
+    correct = np.argmax(logits, axis=-1) == self._labels
+    loss = algorithm_lib.LOSS(self._labels, logits)
+    return {'accuracy': float(np.mean(correct)), 'loss': float(loss)}
+
+  def save(self, weights: Sequence[np.ndarray], path: pathlib.Path) -> None:
+    """Writes the model as a SavedModel."""
+    self._assign(weights)
+    self._model.save(path)
+
+  def _assign(self, weights: Sequence[np.ndarray]) -> None:
+    for variable, value in zip(self._model.trainable_variables, weights):
+      variable.assign(value)
