@@ -18,6 +18,13 @@ def check_positive(name: str, value: float) -> float:
   return float(value)
 
 
+def check_not_negative(name: str, value: float) -> float:
+  """Returns `value` if it is 0 or more and finite, else raises ValueError."""
+  if not 0 <= value < math.inf:
+    raise ValueError(f'{name} must be non-negative and finite. Found {value}.')
+  return float(value)
+
+
 def check_positive_integer(name: str, value: int) -> int:
   """Returns `value` if it is an integer above zero, else raises ValueError."""
   number = isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -95,6 +95,9 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     estimator_delta: Optional[float] = None,
     total_rounds: Optional[int] = None,
     count_orders: bool = True,
+    neighboring_relation: dp_accounting.NeighboringRelation = (
+      dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    ),
   ):
     """Makes an accountant that has seen no round.
 
@@ -111,8 +114,10 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       total_rounds: T, which 'holder' needs in advance. The others take none.
       count_orders: Whether δ is also shared among the orders, as it must be
         because ε is a minimum over them. The paper does not.
+      neighboring_relation: Which pairs of data sets the distances are about;
+        `mechanism.relation(unit)`.
     """
-    super().__init__(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    super().__init__(neighboring_relation)
     validation.check_choice('composition', composition, COMPOSITIONS)
     validation.check_choice(
       'estimator', estimator, tuple(mean_bounds.ESTIMATORS)
@@ -304,8 +309,8 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       self._orders, costs, target_delta, self._conversion
     )[0]
 
-  def failure_probability(self, target_delta: float) -> float:
-    """Returns δ′ of every bound that is to be reported, for ε at δ.
+  def reporting(self, target_delta: float) -> events.Reporting:
+    """Returns how costs are to be bounded where the distances are, for ε at δ.
 
     Reported costs are bounded before they are composed, so the number of bounds
     must be known: it takes composition='holder'.
@@ -318,7 +323,12 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       )
     kept = self._estimator_delta or _ESTIMATOR_SHARE * target_delta
     orders = len(self._orders) if self._count_orders else 1
-    return kept / (self._total_rounds * orders)
+    return events.Reporting(
+      self._orders,
+      self._estimator,
+      kept / (self._total_rounds * orders),
+      self._total_rounds,
+    )
 
   def explain(self, target_delta: float) -> dict[str, Any]:
     """Returns ε at δ with everything that it rests on, as plain data."""
@@ -375,9 +385,13 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     The accountant stays as it is. Stopping on the answer gives nothing away
     only if the target was fixed in advance.
     """
-    # All that `compose` changes is replaced, never modified.
-    after = copy.copy(self).compose(event)
+    after = self.copy().compose(event)
     return after.get_epsilon(target_delta) > target_epsilon
+
+  def copy(self) -> 'BayesianAccountant':
+    """Returns an accountant that has seen the same, and goes its own way."""
+    # All that `compose` changes is replaced, never modified.
+    return copy.copy(self)
 
   def state_dict(self) -> dict[str, Any]:
     """Returns settings and all that was seen, as data that JSON can hold."""
@@ -541,7 +555,7 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       )
       ends = np.cumsum([part.size for part in distances])[:-1]
       for i, part in zip(chosen, np.split(costs, ends)):
-        result[i] = included(part, groups[i].inclusion_probability)
+        result[i] = log_space.included(part, groups[i].inclusion_probability)
     return result
 
   def _worst_case_cost(self, group: events.BayesianGaussianEvent) -> np.ndarray:
@@ -586,7 +600,7 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     self, squared_distance: float, q: float, inclusion: float
   ) -> np.ndarray:
     cost = _cost_at(squared_distance, q, self._orders, self._direction)
-    return included(cost, inclusion)
+    return log_space.included(cost, inclusion)
 
   def _estimated_rounds(self) -> int:
     return sum(entry.repeats for entry in self._entries if entry.estimated)
@@ -628,16 +642,6 @@ def _cost_at(
   return sampled_gaussian.log_moments([squared_distance], q, orders, direction)[
     0
   ]
-
-
-def included(costs: np.ndarray, probability: float) -> np.ndarray:
-  """Returns log(1 - a + a exp ℓ); see `BayesianGaussianEvent`."""
-  if probability == 1:
-    return costs
-  if probability == 0:
-    return np.zeros_like(costs)
-  log_excess = math.log(probability) + log_space.log_expm1(costs)
-  return log_space.log1p_exp(log_excess)
 
 
 def _check_panel(event: Any, sizes: list[int]) -> list[int]:

@@ -12,14 +12,12 @@ import dataclasses
 from typing import Any, Optional
 
 import numpy as np
+import numpy.typing as npt
 from scipy import optimize, special
 
 from tf_bdp import validation
 from tf_bdp.accounting import log_space
 
-# exp of more than this is computed relative to the largest sample; its square
-# is still a float64.
-_LARGEST_EXPONENT = 300.0
 FEWEST_UNITS = 3
 
 
@@ -161,8 +159,8 @@ class Population(MeanBound):
   ) -> 'Population':
     """Reduces ℓ of every unit and order, an array [units, orders]."""
     log_values, worst = _check(log_values, log_worst_case)
-    log_scale = _log_scale(np.max(log_values, axis=0))
-    mean = np.mean(_scaled_excess(log_values, log_scale), axis=0)
+    log_scale = log_space.log_scale(np.max(log_values, axis=0))
+    mean = np.mean(log_space.scaled_excess(log_values, log_scale), axis=0)
     return cls(log_values.shape[0], worst, log_scale, mean)
 
   def _log_excess_bound(self, failure_probability: float) -> np.ndarray:
@@ -185,22 +183,20 @@ class StudentT(MeanBound):
     """Reduces ℓ of every unit and order, an array [units, orders]."""
     log_values, worst = _check(log_values, log_worst_case)
     largest = np.max(log_values, axis=0)
-    log_scale = _log_scale(largest)
-    excess = _scaled_excess(log_values, log_scale)
+    log_scale = log_space.log_scale(largest)
+    excess = log_space.scaled_excess(log_values, log_scale)
     mean = np.mean(excess, axis=0)
     excess -= mean
     deviation = np.sqrt(np.einsum('uo,uo->o', excess, excess) / len(excess))
     # Rounding must not pass for a deviation that t's quantile then magnifies.
     equal = largest == np.min(log_values, axis=0)
-    mean = np.where(equal, _scaled_excess(largest, log_scale), mean)
+    mean = np.where(equal, log_space.scaled_excess(largest, log_scale), mean)
     deviation = np.where(equal, 0.0, deviation)
     return cls(log_values.shape[0], worst, log_scale, mean, deviation)
 
   def _log_excess_bound(self, failure_probability: float) -> np.ndarray:
     freedom = self.count - 1
-    # The lower tail, mirrored: 1 - δ′ would round to 1. Above 1/2 it would be
-    # a bound from below.
-    quantile = max(0.0, -special.stdtrit(freedom, failure_probability))
+    quantile = student_t_quantile(freedom, failure_probability)
     margin = quantile * self.deviation / np.sqrt(freedom)
     with np.errstate(divide='ignore'):
       return self.log_scale + np.log(self.mean + margin)
@@ -318,6 +314,14 @@ class Betting(MeanBound):
     return mean
 
 
+def student_t_quantile(
+  freedom: npt.ArrayLike, failure_probability: float
+) -> np.ndarray:
+  """Returns F⁻¹(1-δ′), or 0 where it would make a bound from below."""
+  # The lower tail, mirrored: 1 - δ′ would round to 1.
+  return np.maximum(0.0, -special.stdtrit(freedom, failure_probability))
+
+
 def _check_worst_case(log_worst_case: np.ndarray) -> None:
   if np.any(np.isinf(log_worst_case)):
     raise ValueError(
@@ -361,28 +365,18 @@ def _check(
   return log_values, worst
 
 
-def _log_scale(largest: np.ndarray) -> np.ndarray:
-  return np.where(largest > _LARGEST_EXPONENT, largest, 0.0)
-
-
-def _scaled_excess(log_values: np.ndarray, log_scale: np.ndarray) -> np.ndarray:
-  """Returns (exp ℓ - 1) / exp(scale) for scales from `_log_scale`."""
-  result = np.expm1(log_values - log_scale)
-  # Where there is a scale, exp ℓ is so large that the 1 does not count.
-  result += log_scale > 0
-  return result
-
-
 def _shares_of_worst_case(
   log_values: np.ndarray, log_worst_case: np.ndarray
 ) -> np.ndarray:
   """Returns (y - 1) / (y_max - 1), which lies in [0, 1]."""
   _check_worst_case(log_worst_case)
-  log_scale = _log_scale(log_worst_case)
-  largest = _scaled_excess(log_worst_case[np.newaxis], log_scale)
+  log_scale = log_space.log_scale(log_worst_case)
+  largest = log_space.scaled_excess(log_worst_case[np.newaxis], log_scale)
   # At distance zero (y_max = 1) every share is zero as well.
   largest = np.where(largest > 0, largest, 1.0)
-  return np.minimum(_scaled_excess(log_values, log_scale) / largest, 1.0)
+  return np.minimum(
+    log_space.scaled_excess(log_values, log_scale) / largest, 1.0
+  )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,3 +1,6 @@
 from .client_privacy import ClientPrivacyFactory as ClientPrivacyFactory
-from .client_privacy import ClientPrivacyState as ClientPrivacyState
-from .noisy_mean import NoisyMeanFactory as NoisyMeanFactory
+from .cost_reports import ClientCosts as ClientCosts
+from .cost_reports import ExampleCosts as ExampleCosts
+from .distance_samples import DistanceSample as DistanceSample
+from .private_mean import PrivateMeanFactory as PrivateMeanFactory
+from .secure_sums import SecureSummation as SecureSummation

@@ -2,7 +2,7 @@
 
 The server learns, for every order, a sum or a maximum of costs over clients,
 and the number of clients; never a distance, nor a cost of a single client.
-Both run in contexts that know secure sums; see `secure_aggregation`.
+Both run in contexts that know secure sums; see `secure_sums`.
 """
 
 import collections
@@ -13,12 +13,65 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tf_bdp.accounting import accountant, events, sampled_gaussian
-from tf_bdp.aggregators import secure_sums
-from tf_bdp.mechanisms import instance as instance_mechanism
+from tf_bdp import array_namespace
+from tf_bdp.accounting import events, log_space, sampled_gaussian
+from tf_bdp.aggregators import private_mean, secure_sums
+from tf_bdp.mechanisms import client as client_mechanism
+from tf_bdp.mechanisms import instance, joint, measurements
 from tf_bdp.ops import client_costs, private_steps
 
 Reporting = events.Reporting
+
+
+class ClientCosts(NamedTuple):
+  """Clients' costs in place of distances, for `private_mean`.
+
+  Attributes:
+    reporting: How they are bounded.
+  """
+
+  reporting: Reporting
+
+  def learn(
+    self,
+    aggregation: client_mechanism.ClientMechanism,
+    clip_norm: tff.Value,
+    record: tff.Value,
+    sums: tff.Value,
+    aggregate: tff.Value,
+  ) -> 'collections.OrderedDict[str, tff.Value]':
+    """Returns sums of the clients' costs; see `private_mean.Measurement`."""
+
+    @tff.tensorflow.computation(np.float32, np.int32, np.float32)
+    def squared_distance(squared_measure, count, clip_norm):
+      return aggregation.squared_distances(
+        squared_measure, True, count, clip_norm
+      )
+
+    @tff.tensorflow.computation(np.int32)
+    def worst_case(count):
+      worst = aggregation.worst_case_squared_distance('client', count)
+      return array_namespace.of(count).float64(worst)
+
+    measured = private_mean.measure_clients(
+      aggregation, record, sums.usable, aggregate
+    )
+    distances = tff.federated_map(
+      squared_distance,
+      (
+        measured,
+        tff.federated_broadcast(sums.usable),
+        tff.federated_broadcast(clip_norm),
+      ),
+    )
+    costs = sum_client_costs(
+      distances,
+      record.usable,
+      tff.federated_map(worst_case, sums.usable),
+      aggregation.participation_probability,
+      self.reporting,
+    )
+    return collections.OrderedDict(client_costs=costs)
 
 
 def sum_client_costs(
@@ -37,7 +90,7 @@ def sum_client_costs(
 
   Args:
     squared_distances: r² of every client.
-    usable: Whether it counts.
+    usable: 1 if it counts, 0 if not.
     worst_case: The largest possible r², at the server.
     participation_probability: q.
     reporting: How to bound.
@@ -55,15 +108,15 @@ def sum_client_costs(
     costs = client_costs.log_moments(
       squared_distance[tf.newaxis], participation_probability, reporting.orders
     )
-    return reporting.power * client_costs.included(costs[0], probability)
+    return reporting.power * log_space.included(costs[0], probability)
 
   @tff.tensorflow.computation(np.float64, np.float64)
   def log_worst_case(worst, probability):
     return costs_at(worst, probability)
 
-  @tff.tensorflow.computation(np.float64, np.bool_, np.float64, np.float64)
+  @tff.tensorflow.computation(np.float64, np.int32, np.float64, np.float64)
   def powered_costs(squared_distance, is_usable, worst, probability):
-    squared = tf.where(is_usable, tf.minimum(squared_distance, worst), 0.0)
+    squared = tf.where(is_usable > 0, tf.minimum(squared_distance, worst), 0.0)
     return costs_at(squared, probability)
 
   costs_type = tff.TensorType(np.float64, [len(reporting.orders)])
@@ -72,10 +125,6 @@ def sum_client_costs(
   def shares(costs, scale):
     first, second = client_costs.scaled_moments(costs, scale)
     return tf.stack([first, second])
-
-  @tff.tensorflow.computation(np.bool_)
-  def as_integer(is_usable):
-    return tf.cast(is_usable, tf.int32)
 
   limit = tff.federated_map(log_worst_case, (worst_case, inclusion))
   costs = tff.federated_map(
@@ -91,9 +140,10 @@ def sum_client_costs(
   sums = secure_sums.secure_sum(
     tff.federated_map(shares, (costs, tff.federated_broadcast(scale))), 1.0
   )
-  count = tff.federated_secure_sum(tff.federated_map(as_integer, usable), 1)
   return tff.federated_zip(
-    collections.OrderedDict(count=count, sums=sums, scale=scale)
+    collections.OrderedDict(
+      count=tff.federated_secure_sum(usable, 1), sums=sums, scale=scale
+    )
   )
 
 
@@ -103,7 +153,7 @@ def bound_of_client_costs(
   participation_probability: float,
   reporting: Reporting,
   inclusion: float = 1.0,
-) -> np.ndarray:
+) -> measurements.ReportedCosts:
   """Returns (1/p) log E[exp p ℓ] of clients, bounded from `sum_client_costs`.
 
   Args:
@@ -113,46 +163,46 @@ def bound_of_client_costs(
     reporting: How to bound.
     inclusion: The inclusion probability.
   """
-  if worst_case == np.inf:  # There is no noise.
-    return np.full(len(reporting.orders), np.inf)
-  costs = sampled_gaussian.log_moments(
-    [worst_case], participation_probability, reporting.orders
-  )[0]
-  limit = reporting.power * accountant.included(costs, inclusion)
-  first_sum, second_sum = np.asarray(sums['sums'])
-  bound = client_costs.bound_from_sums(
-    int(sums['count']),
-    first_sum,
-    second_sum,
-    limit,
-    reporting.failure_probability,
-    reporting.estimator,
-    sums['scale'],
-    float(secure_sums.resolution()),
+  costs = np.full(len(reporting.orders), np.inf)
+  if worst_case < np.inf:  # There is noise.
+    limit = sampled_gaussian.log_moments(
+      [worst_case], participation_probability, reporting.orders
+    )[0]
+    first_sum, second_sum = np.asarray(sums['sums'])
+    costs = client_costs.bound_from_sums(
+      int(sums['count']),
+      first_sum,
+      second_sum,
+      reporting.power * log_space.included(limit, inclusion),
+      reporting.failure_probability,
+      reporting.estimator,
+      sums['scale'],
+      float(secure_sums.resolution()),
+    )
+  return measurements.ReportedCosts(
+    costs / reporting.power, reporting.failure_probability
   )
-  return bound / reporting.power
 
 
-class ReportedCosts(NamedTuple):
+class ExampleCosts(NamedTuple):
   """Clients bound the costs of their examples; sums or maxima are reported.
 
-  A `Measurement` of `instance_processes`. The server gets the number of usable
-  clients, the example costs summed over all clients and steps (sequential) or
-  the largest of any client summed over steps; and in 'joint' the sums of
-  `sum_client_costs`. Clients report when they take part, so their chance to do
-  so does not lower the costs of examples.
+  A `Measurement` of `learning.instance_processes`. The server gets the number
+  of usable clients, the example costs summed over all clients and steps
+  (sequential) or the largest of any client summed over steps; and, where
+  clients are hidden by their own noise, the sums of `sum_client_costs`. Clients
+  report when they take part, so their chance to do so does not lower the costs
+  of examples.
 
   Attributes:
     mechanism: Whose noise hides the examples.
     longest: The most examples that any client has.
-    examples: How the costs of examples are bounded.
-    clients: How those of clients are, in 'joint'.
+    reporting: How the costs of each unit are bounded.
   """
 
-  mechanism: instance_mechanism.InstanceMechanism
+  mechanism: instance.InstanceMechanism
   longest: int
-  examples: Reporting
-  clients: Reporting
+  reporting: Mapping[str, Reporting]
 
   def message(
     self, update: private_steps.ClientUpdate, part: Mapping[str, Any]
@@ -170,24 +220,18 @@ class ReportedCosts(NamedTuple):
       measured=tf.ensure_shape(tf.pad(measured, padding), shape),
       taken=taken,
       squared_norm=tf.reduce_sum(tf.square(update.clipped)),
-      usable=private_steps.is_usable(update.sent),
+      usable=tf.cast(private_steps.is_usable(update.sent), tf.int32),
       holding=part['holding'],
     )
 
   def aggregate(self, messages: tff.Value) -> tff.Value:
     """Returns what the server learns."""
 
-    @tff.tensorflow.computation(np.bool_)
-    def as_integer(is_usable):
-      return tf.cast(is_usable, tf.int32)
-
     @tff.tensorflow.computation(np.int32)
     def upper_costs(count):
-      return self._upper_example_costs(count)
+      return self._upper_costs(count)
 
-    count = tff.federated_secure_sum(
-      tff.federated_map(as_integer, messages.usable), 1
-    )
+    count = tff.federated_secure_sum(messages.usable, 1)
     bound = self._build_bound(messages.type_signature.member)
     costs = tff.federated_map(bound, (messages, tff.federated_broadcast(count)))
     limit = tff.federated_map(upper_costs, count)
@@ -196,18 +240,17 @@ class ReportedCosts(NamedTuple):
     else:
       reduced = secure_sums.secure_maximum(costs, limit)
     result = collections.OrderedDict(count=count, example_costs=reduced)
-    if self.mechanism.level == 'joint':
-      result['clients'] = self._sum_client_costs(messages, count)
+    if self.mechanism.bounds_clients:
+      result['client_costs'] = self._sum_client_costs(messages, count)
     return tff.federated_zip(result)
 
-  def _upper_example_costs(self, count: tf.Tensor) -> tf.Tensor:
+  def _upper_costs(self, count: tf.Tensor) -> tf.Tensor:
     """The worst case of any client's examples, for every step and order."""
-    squared = self.mechanism.worst_case_move**2
-    squared = squared / _example_variance(self.mechanism, count)
+    worst = self.mechanism.worst_case_squared_distance('example', count)
     costs = client_costs.log_moments(
-      tf.reshape(squared, [1]),
+      tf.reshape(array_namespace.of(count).float64(worst), [1]),
       self.mechanism.largest_example_probability,
-      self.examples.orders,
+      self.reporting['example'].orders,
     )
     # A little more, for the same number computed in another way is another.
     upper = costs[0] * (1.0 + 1e-9)
@@ -215,16 +258,17 @@ class ReportedCosts(NamedTuple):
 
   def _build_bound(self, message_type: tff.Type) -> tff.Computation:
     """What a client computes: its examples' cost of every step and order."""
-    mechanism, reporting = self.mechanism, self.examples
+    mechanism, reporting = self.mechanism, self.reporting['example']
 
     @tff.tensorflow.computation(message_type, np.int32)
     def bound(message, count):
-      variance = _example_variance(mechanism, count)
-      probability = _example_probability(mechanism, message['holding'])
-      worst = tf.reshape(mechanism.worst_case_move**2 / variance, [1])
+      float64 = array_namespace.of(count).float64
+      probability = mechanism.example_probability(message['holding'])
+      worst = mechanism.worst_case_squared_distance('example', count)
+      worst = tf.reshape(float64(worst), [1])
       limit = client_costs.log_moments(worst, probability, reporting.orders)[0]
-      moves = tf.cast(message['squared_moves'], tf.float64) / variance
-      moves = tf.minimum(moves, worst)
+      moves = float64(message['squared_moves'])
+      moves = tf.minimum(moves / mechanism.example_variance(count), worst)
       rows = []
       for step in range(mechanism.local_steps):
         costs = client_costs.log_moments(
@@ -241,7 +285,7 @@ class ReportedCosts(NamedTuple):
           reporting.power,
         )
         # Of a client whose update is unusable the worst is assumed.
-        row = tf.where(message['usable'], row, limit)
+        row = tf.where(message['usable'] > 0, row, limit)
         rows.append(tf.where(message['taken'][step], row, 0.0))
       costs = tf.stack(rows)
       no_examples = tf.equal(message['holding'], 0)
@@ -250,23 +294,24 @@ class ReportedCosts(NamedTuple):
     return bound
 
   def _sum_client_costs(self, messages: tff.Value, count: tff.Value) -> Any:
-    """The client part of 'joint': zero-out adjacency, the noise of all."""
+    """The clients' own costs: zero-out adjacency, the noise of all."""
     mechanism = self.mechanism
+    assert isinstance(mechanism, joint.JointMechanism)
 
     @tff.tensorflow.computation(np.float32, np.int32)
     def squared_distance(squared_norm, count):
-      number = tf.cast(tf.maximum(count, 1), tf.float64)
       squared = tf.cast(squared_norm, tf.float64) / mechanism.clip_norm**2
-      return squared / (number**2 * mechanism.mean_variance(number))
+      return mechanism.client_squared_distances(squared, count)
 
     @tff.tensorflow.computation(np.int32)
     def worst_case(count):
-      number = tf.cast(tf.maximum(count, 1), tf.float64)
-      return 1.0 / (number**2 * mechanism.mean_variance(number))
+      return mechanism.worst_case_squared_distance(
+        'client', tf.maximum(count, 1)
+      )
 
     @tff.tensorflow.computation(np.int32)
     def inclusion(count):
-      return _inclusion_probability(mechanism, count)
+      return mechanism.inclusion_probability(count)
 
     distances = tff.federated_map(
       squared_distance,
@@ -277,47 +322,38 @@ class ReportedCosts(NamedTuple):
       messages.usable,
       tff.federated_map(worst_case, count),
       1.0,
-      self.clients,
+      self.reporting['client'],
       tff.federated_map(inclusion, count),
     )
 
-  def read(self, metrics: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Returns the reported costs of each unit, for every order."""
-    result = {'example': np.sum(metrics['example_costs'], axis=0)}
-    if 'clients' in metrics:
-      count = int(metrics['count'])
-      result['client'] = bound_of_client_costs(
-        metrics['clients'],
-        self.mechanism.worst_case_client_squared_distance(max(1, count)),
-        1.0,
-        self.clients,
-        self.mechanism.inclusion_probability(count),
-      )
-    return result
 
+def read(
+  metrics: Mapping[str, Any],
+  mechanism: Any,
+  reporting: Mapping[str, Reporting],
+) -> dict[str, measurements.ReportedCosts]:
+  """Returns the reported costs of each unit.
 
-def _example_variance(
-  mechanism: instance_mechanism.InstanceMechanism, count: tf.Tensor
-) -> tf.Tensor:
-  """`InstanceMechanism.example_variance`, as a float64 tensor."""
-  number = tf.cast(tf.maximum(count, 1), tf.float64)
-  return tf.convert_to_tensor(mechanism.example_variance(number), tf.float64)
-
-
-def _example_probability(
-  mechanism: instance_mechanism.InstanceMechanism, holding: tf.Tensor
-) -> tf.Tensor:
-  """`InstanceMechanism.example_probability`, as TensorFlow operations."""
-  batch = tf.constant(float(mechanism.batch_size), tf.float64)
-  holding = tf.cast(holding, tf.float64)
-  if mechanism.accounting == 'sequential':
-    return tf.minimum(batch, holding) / float(mechanism.total_examples)
-  return tf.minimum(batch / tf.maximum(holding, 1.0), 1.0)
-
-
-def _inclusion_probability(
-  mechanism: instance_mechanism.InstanceMechanism, count: tf.Tensor
-) -> tf.Tensor:
-  """`InstanceMechanism.inclusion_probability`, as TensorFlow operations."""
-  clients = mechanism.expected_clients / mechanism.participation_probability
-  return tf.minimum(tf.cast(count, tf.float64) / clients, 1.0)
+  Args:
+    metrics: What the server learnt by `ClientCosts`, `ExampleCosts` or both.
+    mechanism: Whose costs they are.
+    reporting: How the costs of each unit were bounded.
+  """
+  result = {}
+  if 'client_costs' in metrics:
+    sums = metrics['client_costs']
+    count = max(1, int(metrics['participants']))
+    own_noise = not mechanism.aggregation.clips
+    result['client'] = bound_of_client_costs(
+      sums,
+      float(mechanism.worst_case_squared_distance('client', count)),
+      1.0 if own_noise else mechanism.participation_probability,
+      reporting['client'],
+      float(mechanism.inclusion_probability(count)) if own_noise else 1.0,
+    )
+  if 'example_costs' in metrics:
+    result['example'] = measurements.ReportedCosts(
+      np.sum(metrics['example_costs'], axis=0),
+      reporting['example'].failure_probability,
+    )
+  return result

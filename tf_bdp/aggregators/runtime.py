@@ -1,25 +1,33 @@
-"""Ends TFF's worker process, whatever ends this one.
+"""TFF's runtime: its worker process ends with this one; one test runtime.
 
 TFF starts its C++ worker as a child that outlives a normal exit of Python and
-keeps its standard output open, so pipes and CI hang. A watchdog, itself a tiny
-process, notices the end of this one (also by SIGKILL) and ends the worker.
+keeps its standard output open, so pipes and CI hang. Here a normal exit ends
+it, and a watchdog, itself a tiny process, does so after any other (also
+SIGKILL). All modules that use TFF call `reap_on_exit` when they are imported.
 """
 
+import atexit
+import functools
 import os
 import secrets
 import subprocess
 import sys
+from typing import Any
+
+import psutil
+import tensorflow_federated as tff
 
 _OWNER_VARIABLE = 'TF_BDP_OWNER'
+_WORKER = 'worker_binary'
 # Reads until this process is gone, then ends the workers it has left. They are
 # known by the environment they inherited, so no other process is touched.
-_WATCHDOG = """
+_WATCHDOG = f"""
 import sys, time, psutil
 sys.stdin.read()
 for _ in range(3):
   for process in psutil.process_iter(['name']):
     try:
-      if process.info['name'].startswith('worker_binary') and (
+      if process.info['name'].startswith({_WORKER!r}) and (
         process.environ().get(sys.argv[1]) == sys.argv[2]
       ):
         process.kill()
@@ -28,24 +36,69 @@ for _ in range(3):
   time.sleep(0.5)
 """
 
-_watchdog: 'subprocess.Popen[bytes] | None' = None
 
-
+@functools.cache
 def reap_on_exit() -> None:
-  """Sees to it that workers started from now on end with this process.
+  """Sees to it that TFF's workers end with this process.
 
   Call it before the first TFF computation. Calling it again does nothing.
   """
-  global _watchdog
-  if _watchdog is not None:
-    return
   owner = secrets.token_hex(16)
   os.environ[_OWNER_VARIABLE] = owner
-  _watchdog = subprocess.Popen(
-    [sys.executable, '-c', _WATCHDOG, _OWNER_VARIABLE, owner],
-    stdin=subprocess.PIPE,
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.DEVNULL,
-    # Not to be interrupted together with this process from the terminal.
-    start_new_session=True,
+  _watchdogs.append(
+    subprocess.Popen(
+      [sys.executable, '-c', _WATCHDOG, _OWNER_VARIABLE, owner],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.DEVNULL,
+      # Not to be interrupted together with this process from the terminal.
+      start_new_session=True,
+    )
   )
+  atexit.register(_end_workers)
+
+
+_watchdogs: 'list[subprocess.Popen[bytes]]' = []
+
+
+def _end_workers() -> None:
+  """Ends this process's workers, before TFF waits for them.
+
+  A context that is dropped interrupts its worker and waits until it has ended.
+  Where interrupts are ignored, as in a shell's background jobs, that is for
+  ever. After this there is nothing left to wait for.
+  """
+  for process in psutil.Process().children(recursive=True):
+    try:
+      if process.name().startswith(_WORKER):
+        process.kill()
+    except psutil.Error:
+      pass
+  # TFF's contexts are dropped while modules that they need are still there.
+  simulation_context.cache_clear()
+  tff.framework.set_default_context(_EndedContext())
+
+
+class _EndedContext(tff.framework.SyncContext):
+  """Takes the place of TFF's context when the process ends."""
+
+  def invoke(self, comp: Any, arg: Any) -> Any:
+    """Refuses to run anything."""
+    raise RuntimeError('This process is about to end.')
+
+
+@functools.cache
+def simulation_context() -> tff.framework.SyncExecutionContext:
+  """Returns the context in which secure sums are plain ones, on this machine.
+
+  It runs everything that TFF's own context does, and as fast. Nothing in it is
+  secure: it is for simulations, and to test computations that are to run where
+  there is a protocol. There is one, with one worker.
+  """
+  reap_on_exit()
+  return tff.backends.test.create_sync_test_cpp_execution_context()
+
+
+def use_simulation_context() -> None:
+  """Makes TFF run all computations in the `simulation_context`."""
+  tff.framework.set_default_context(simulation_context())

@@ -6,11 +6,11 @@ costs are rounded up, so that no cost is under-reported; updates are rounded
 towards zero, so that no norm grows.
 
 The protocol behind the secure sum is the runtime's. TFF's own runtime has none:
-a simulation runs in `set_simulation_context`, where secure sums are plain ones.
+a simulation runs in `runtime.simulation_context`, where secure sums are plain.
 """
 
 import collections
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tf_bdp import validation
-from tf_bdp.aggregators import runtime
 
 MOST_CLIENTS = 2**20
 DEFAULT_LEVELS = 64
@@ -216,51 +215,29 @@ def secure_update_sum(updates: tff.Value, bound: _Public) -> tff.Value:
   return tff.federated_map(decode, (sums, clients, limit))
 
 
-class SecureUpdateSumFactory(tff.aggregators.UnweightedAggregationFactory):
-  """Sums updates by `secure_update_sum`; has no state and measures nothing."""
+class SecureSummation:
+  """Sums of updates and counts, for `private_mean.PrivateMeanFactory`."""
 
-  def __init__(self, bound: float):
-    """Makes a factory.
+  def __init__(self, bound: Optional[float] = None):
+    """Makes a summation.
 
     Args:
-      bound: The largest absolute value of a coordinate; the clip norm will do.
+      bound: The largest absolute value of a coordinate, where that is not the
+        clip norm.
     """
-    self._bound = validation.check_positive('bound', bound)
+    if bound is not None:
+      validation.check_positive('bound', bound)
+    self._bound = bound
 
-  def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
-    """Creates the process for updates of `value_type`."""
-
-    @tff.federated_computation()
-    def init_fn() -> tff.Value:
-      return tff.federated_value((), tff.SERVER)
-
-    @tff.federated_computation(
-      init_fn.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
+  def update(self, updates: tff.Value, bound: tff.Value) -> tff.Value:
+    """Sums updates whose coordinates are at most `bound`, at the server."""
+    return secure_update_sum(
+      updates, bound if self._bound is None else self._bound
     )
-    def next_fn(state: tff.Value, value: tff.Value) -> Any:
-      return tff.templates.MeasuredProcessOutput(
-        state,
-        secure_update_sum(value, self._bound),
-        tff.federated_value((), tff.SERVER),
-      )
 
-    return tff.templates.AggregationProcess(init_fn, next_fn)
-
-
-def create_simulation_context() -> tff.framework.SyncExecutionContext:
-  """Returns a context in which secure sums are plain ones, on this machine.
-
-  It runs everything that TFF's own context does, and as fast. Nothing in it is
-  secure: it is for simulations, and to test computations that are to run where
-  there is a protocol.
-  """
-  runtime.reap_on_exit()
-  return tff.backends.test.create_sync_test_cpp_execution_context()
-
-
-def set_simulation_context() -> None:
-  """Makes TFF run all computations in a `create_simulation_context`."""
-  tff.framework.set_default_context(create_simulation_context())
+  def count(self, ones: tff.Value) -> tff.Value:
+    """Sums zeros and ones."""
+    return tff.federated_secure_sum(ones, 1)
 
 
 def check_context() -> None:
@@ -279,7 +256,7 @@ def check_context() -> None:
   except Exception as error:
     raise RuntimeError(
       "TFF's current context cannot run secure sums. To simulate them, call "
-      'tf_bdp.learning.secure_aggregation.set_simulation_context() before the '
+      'tf_bdp.aggregators.runtime.use_simulation_context() before the '
       'first round.'
     ) from error
   if found != 2:

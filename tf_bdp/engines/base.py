@@ -1,64 +1,50 @@
 """What the training loop asks of an engine, whichever it is."""
 
 import abc
+import importlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Callable, NamedTuple, Union
 
+import dp_accounting
 import numpy as np
 
-from tf_bdp.mechanisms import client as mechanism_lib
-from tf_bdp.mechanisms import instance as instance_mechanism
-
-Mechanism = Union[
-  mechanism_lib.GaussianMechanism, instance_mechanism.InstanceMechanism
-]
+from tf_bdp import validation
+from tf_bdp.mechanisms import base as mechanisms
+from tf_bdp.mechanisms import measurements as measurements_lib
 
 
-class RoundOutput(NamedTuple):
-  """What a round did and measured.
+class Round(NamedTuple):
+  """The outcome of a round.
 
   Attributes:
     state: The engine's state after the round.
-    participants: n, without the clients whose updates were unusable.
-    failed_clients: How many were left out for that.
-    clip_norm: The clip norm of the round.
-    squared_measures: Of the participants; see
-      `GaussianMechanism.squared_distances`.
-    panel_squared_measures: The same of every panel member, in its order.
-    panel_taking_part: Whether each panel member took part.
-    examples: At instance level, how far examples move their client's update.
-    reported: Under secure aggregation, the costs of each unit, for every order;
-      nothing else is measured then.
+    measurements: What was measured of clients and examples.
+    events: What the round costs, for the accountant of each protected unit.
   """
 
   state: Any
-  participants: int
-  failed_clients: int
-  clip_norm: float
-  squared_measures: np.ndarray
-  panel_squared_measures: Optional[np.ndarray] = None
-  panel_taking_part: Optional[np.ndarray] = None
-  examples: Optional[instance_mechanism.ExampleGroups] = None
-  reported: Optional[Mapping[str, np.ndarray]] = None
+  measurements: measurements_lib.Measurements
+  events: dict[str, dp_accounting.DpEvent]
 
 
 class Engine(abc.ABC):
-  """Runs rounds. Engines differ in how, not in what comes out."""
+  """Runs rounds. Engines differ in how, not in what comes out.
 
-  mechanism: Mechanism
+  Attributes:
+    mechanism: What a round releases.
+    client_count: How many clients there are.
+  """
 
-  @abc.abstractmethod
-  def initial_state(self) -> Any:
-    """Returns the state before the first round."""
+  mechanism: mechanisms.Mechanism
+  client_count: int
 
-  @abc.abstractmethod
   def run_round(
     self,
     state: Any,
     round_number: int,
     participants: Sequence[int],
     panel: Sequence[int],
-  ) -> RoundOutput:
+  ) -> Round:
     """Runs one round.
 
     Args:
@@ -67,6 +53,22 @@ class Engine(abc.ABC):
       participants: The clients that take part.
       panel: The clients that are measured, taking part or not.
     """
+    state, measured = self.release(state, round_number, participants, panel)
+    return Round(state, measured, self.mechanism.events(measured))
+
+  @abc.abstractmethod
+  def release(
+    self,
+    state: Any,
+    round_number: int,
+    participants: Sequence[int],
+    panel: Sequence[int],
+  ) -> tuple[Any, measurements_lib.Measurements]:
+    """Returns the next state, and what was measured; see `run_round`."""
+
+  @abc.abstractmethod
+  def initial_state(self) -> Any:
+    """Returns the state before the first round."""
 
   @abc.abstractmethod
   def model_weights(self, state: Any) -> list[np.ndarray]:
@@ -79,3 +81,27 @@ class Engine(abc.ABC):
   @abc.abstractmethod
   def from_arrays(self, arrays: Mapping[str, np.ndarray]) -> Any:
     """Restores what `to_arrays` returned."""
+
+
+# Every engine that there is: what makes it, or where that is to be found, as
+# the import of TFF takes seconds.
+ENGINES: dict[str, Union[str, Callable[..., Engine]]] = {
+  'inprocess': 'tf_bdp.engines.in_process:InProcessEngine',
+  'tff': 'tf_bdp.engines.tff:TffEngine',
+}
+
+
+def create(name: str, *arguments: Any, **options: Any) -> Engine:
+  """Makes an engine.
+
+  Args:
+    name: One of `ENGINES`.
+    *arguments: As of `InProcessEngine`, like the options.
+    **options: The others.
+  """
+  found = ENGINES[validation.check_choice('engine', name, tuple(ENGINES))]
+  if isinstance(found, str):
+    module, _, attribute = found.partition(':')
+    found = getattr(importlib.import_module(module), attribute)
+  assert callable(found)
+  return found(*arguments, **options)

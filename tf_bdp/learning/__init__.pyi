@@ -1,9 +1,12 @@
+from .algorithm import Algorithm as Algorithm
 from .example_batches import ExampleBatches as ExampleBatches
 from .federated_data import FederatedData as FederatedData
+from .instance_processes import build_aggregator as build_aggregator
 from .instance_processes import build_private_process as build_private_process
-from .instance_processes import events_of_round as events_of_round
 from .instance_processes import part_dataset as part_dataset
+from .metrics import events_from_metrics as events_from_metrics
+from .metrics import measurements_from_metrics as measurements_from_metrics
 from .processes import build_fed_avg as build_fed_avg
 from .processes import build_fed_sgd as build_fed_sgd
 from .processes import build_panel_measurement as build_panel_measurement
-from .processes import events_from_metrics as events_from_metrics
+from .sampling import Sampler as Sampler

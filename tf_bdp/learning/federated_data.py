@@ -1,5 +1,6 @@
 """Examples and who holds them, without a copy for each client."""
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,6 +26,14 @@ class FederatedData:
       labels: Their labels, [examples], integers.
       clients: For every client the indices of its examples.
     """
+    if np.ndim(labels) != 1 or not np.issubdtype(
+      np.asarray(labels).dtype, np.integer
+    ):
+      raise ValueError(
+        'labels must be one integer for each example. Found '
+        f'{np.asarray(labels).dtype} of shape {np.shape(labels)}. Of one-hot '
+        'labels take np.argmax(labels, axis=-1).'
+      )
     if len(features) != len(labels):
       raise ValueError(
         f'features and labels must be equally many. Found {len(features)} and '
@@ -51,9 +60,27 @@ class FederatedData:
     """The number of clients."""
     return len(self._clients)
 
+  @functools.cached_property
+  def holdings(self) -> list[int]:
+    """How many examples each client has."""
+    return [len(indices) for indices in self._clients]
+
   def indices(self, client: int) -> np.ndarray:
     """Returns which examples a client holds."""
+    if not 0 <= client < self.client_count:
+      raise ValueError(
+        f'There are {self.client_count} clients, numbered from 0. Found '
+        f'client {client}.'
+      )
     return self._clients[client]
+
+
+def participants_first(
+  participants: Sequence[int], panel: Sequence[int]
+) -> list[int]:
+  """Returns the participants, then those of the panel that are none."""
+  taking_part = set(participants)
+  return [*participants, *(c for c in panel if c not in taking_part)]
 
 
 def padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

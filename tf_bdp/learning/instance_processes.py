@@ -6,19 +6,20 @@ learns of the examples is up to a `Measurement`.
 """
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple, Optional, Protocol
 
-import dp_accounting
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tf_bdp import aggregators
-from tf_bdp.learning import algorithm as algorithm_lib
-from tf_bdp.learning import example_batches
-from tf_bdp.mechanisms import instance as instance_mechanism
+from tf_bdp.aggregators import distance_samples, private_mean, runtime
+from tf_bdp.learning import example_batches, models
+from tf_bdp.mechanisms import base
+from tf_bdp.mechanisms import measurements as measurements_lib
 from tf_bdp.ops import clipping, noise, private_steps
+
+runtime.reap_on_exit()
 
 _Structure = Mapping[str, Any]
 _KerasModelFn = Callable[[], tf.keras.Model]
@@ -41,66 +42,85 @@ class Measurement(Protocol):
     """Returns what the server learns, given the messages at the clients."""
 
 
-class Answer(NamedTuple):
-  """What a client told: is its update usable, ‖u‖², and squared moves."""
-
-  usable: bool
-  squared_norm: float
-  squared_moves: np.ndarray
-
-
-class MovesByExample(NamedTuple):
+class MovesByExample:
   """Every client sends every squared move: the server is trusted with all.
 
-  The server gets an array of one row for each client: whether its update is
-  usable, its number, ‖u‖² before noise, and the squared moves of all its
-  examples and steps, padded.
-
-  Attributes:
-    longest: The most examples that any client has.
-    steps: The most steps that any client takes.
+  The server gets an array of one row for each client. It holds what
+  `_HEAD` names, then of all its examples and steps, padded, the squared moves
+  and which of them count.
   """
 
-  longest: int
-  steps: int
+  _HEAD = ('usable', 'client', 'squared_norm', 'holding', 'step_count')
 
-  @classmethod
-  def of(cls, batches: example_batches.ExampleBatches) -> 'MovesByExample':
-    """Returns the measurement for such batches."""
-    data = batches.data
-    longest = max(len(data.indices(c)) for c in range(data.client_count))
-    return cls(longest, batches.mechanism.local_steps)
+  def __init__(self, longest: int, steps: int):
+    """Makes a measurement.
+
+    Args:
+      longest: The most examples that any client has.
+      steps: The most steps that any client takes.
+    """
+    self._longest = longest
+    self._steps = steps
 
   def message(
     self, update: private_steps.ClientUpdate, part: _Structure
   ) -> tf.Tensor:
     """Returns the client's row."""
-    size = tf.shape(update.squared_moves)[1]
-    moves = tf.pad(update.squared_moves, [[0, 0], [0, self.longest - size]])
-    head = tf.stack(
+    head = {
+      **part,
+      'usable': private_steps.is_usable(update.sent),
+      'squared_norm': tf.reduce_sum(tf.square(update.clipped)),
+    }
+    padding = [[0, 0], [0, self._longest - tf.shape(update.squared_moves)[1]]]
+    tables = [
+      tf.pad(tf.cast(table, tf.float32), padding)
+      for table in (update.squared_moves, part['measured'])
+    ]
+    row = tf.concat(
       [
-        tf.cast(private_steps.is_usable(update.sent), tf.float32),
-        tf.cast(part['client'], tf.float32),
-        tf.reduce_sum(tf.square(update.clipped)),
-      ]
+        tf.stack([tf.cast(head[name], tf.float32) for name in self._HEAD]),
+        *(tf.reshape(table, [-1]) for table in tables),
+      ],
+      0,
     )
-    row = tf.concat([head, tf.reshape(moves, [-1])], 0)
-    return tf.ensure_shape(row, [3 + self.steps * self.longest])
+    size = len(self._HEAD) + 2 * self._steps * self._longest
+    return tf.ensure_shape(row, [size])
 
   def aggregate(self, messages: tff.Value) -> tff.Value:
     """Returns all rows."""
     return tff.aggregators.federated_sample(messages, 2**20)
 
-  def read(self, rows: np.ndarray) -> dict[int, Answer]:
-    """Returns what each client told."""
-    return {
-      int(row[1]): Answer(
-        bool(row[0]),
-        float(row[2]),
-        row[3:].reshape(self.steps, self.longest),
+  @classmethod
+  def read(cls, rows: np.ndarray, steps: int) -> 'dict[int, Answer]':
+    """Returns what each client told.
+
+    Args:
+      rows: What the server got.
+      steps: The most steps that any client takes.
+    """
+    answers = {}
+    for row in np.asarray(rows):
+      head = dict(zip(cls._HEAD, row))
+      moves, measured = row[len(cls._HEAD) :].reshape(2, steps, -1)
+      answers[int(head['client'])] = Answer(
+        bool(head['usable']),
+        float(head['squared_norm']),
+        measurements_lib.MeasuredClient(
+          int(head['holding']),
+          int(head['step_count']),
+          measured > 0,
+          moves if head['usable'] else None,
+        ),
       )
-      for row in np.asarray(rows)
-    }
+    return answers
+
+
+class Answer(NamedTuple):
+  """What a client told: is its update usable, ‖u‖², and of its examples."""
+
+  usable: bool
+  squared_norm: float
+  examples: measurements_lib.MeasuredClient
 
 
 def part_spec(
@@ -155,16 +175,26 @@ def spec_of(
   )
 
 
+def moves_by_example(
+  batches: example_batches.ExampleBatches,
+) -> MovesByExample:
+  """Returns the measurement for such batches."""
+  return MovesByExample(
+    max(batches.data.holdings), batches.mechanism.local_steps
+  )
+
+
 def build_private_process(
   model_fn: _KerasModelFn,
   batches: example_batches.ExampleBatches,
+  *,
   server_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
   noise_seed: Optional[int] = None,
 ) -> tff.learning.templates.LearningProcess:
   """Builds the learning process of a level, from its usual parts.
 
-  Clients take part with `part_dataset`; `events_of_round` makes the
-  accountants' events of a round's metrics.
+  Clients take part with `part_dataset`; of a round's metrics
+  `events_from_metrics` makes the accountants' events.
 
   Args:
     model_fn: Makes a Keras model, anew at each call.
@@ -173,63 +203,17 @@ def build_private_process(
     noise_seed: For experiments only.
   """
   client_work = build_client_work(
-    model_fn,
-    spec_of(batches),
-    batches.mechanism,
-    batches.algorithm,
-    MovesByExample.of(batches),
-    noise_seed,
+    model_fn, batches, moves_by_example(batches), noise_seed
   )
-  aggregator = build_aggregator(batches.mechanism, noise_seed)
-  return build_process(model_fn, client_work, aggregator, server_optimizer)
-
-
-def events_of_round(
-  metrics: Mapping[str, Any],
-  batches: example_batches.ExampleBatches,
-  round_number: int,
-  participants: Sequence[int],
-) -> dict[str, dp_accounting.DpEvent]:
-  """Returns a round's events for the accountants of clients and examples.
-
-  Args:
-    metrics: Of a process from `build_private_process`.
-    batches: What it was built for, without a panel of examples.
-    round_number: Counts from 0.
-    participants: The clients whose datasets the process was given.
-  """
-  if batches.mechanism.panel_examples:
-    raise ValueError(
-      'A panel is measured in rounds in which it takes no part, too: use '
-      '`tff_instance_engine`, or panel_examples = 0.'
-    )
-  answers = MovesByExample.of(batches).read(metrics['client_work'])
-  groups = batches.groups(
-    {c: batches.draw(round_number, c) for c in participants},
-    {c: a.squared_moves for c, a in answers.items() if a.usable},
-    participants,
-    [],
-  )
-  counts = metrics['aggregator']
-  squared = counts.get('squared_measures')
-  if squared is None:
-    squared = [a.squared_norm for a in answers.values() if a.usable]
-  squared = np.asarray(squared)
-  return batches.mechanism.events(
-    squared,
-    np.ones(squared.shape, bool),
-    groups,
-    int(counts['participants']),
-    batches.mechanism.clip_norm,
-    panel=False,
+  aggregator = build_aggregator(batches.mechanism, noise_seed=noise_seed)
+  return build_process(
+    model_fn, client_work, aggregator, server_optimizer=server_optimizer
   )
 
 
 def build_client_work(
   model_fn: _KerasModelFn,
-  spec: 'collections.OrderedDict[str, tf.TensorSpec]',
-  mechanism: instance_mechanism.InstanceMechanism,
-  algorithm: algorithm_lib.Algorithm,
+  batches: example_batches.ExampleBatches,
   measurement: Measurement,
   noise_seed: Optional[int] = None,
 ) -> tff.learning.templates.ClientWorkProcess:
@@ -237,9 +221,7 @@ def build_client_work(
 
   Args:
     model_fn: Makes a Keras model, anew at each call.
-    spec: `part_spec` of the data.
-    mechanism: Clipping and noise.
-    algorithm: FedSGD or FedAvg.
+    batches: The clients' data, mechanism and algorithm.
     measurement: What the clients tell of their examples.
     noise_seed: For experiments only; see `noise.client_normal`.
 
@@ -247,7 +229,7 @@ def build_client_work(
     A process whose state counts the rounds.
   """
   work, weights_type, data_type = _build_work(
-    model_fn, spec, mechanism, algorithm, measurement, noise_seed
+    model_fn, batches, measurement, noise_seed
   )
 
   @tff.tensorflow.computation
@@ -281,9 +263,7 @@ def build_client_work(
 
 def build_panel_measurement(
   model_fn: _KerasModelFn,
-  spec: 'collections.OrderedDict[str, tf.TensorSpec]',
-  mechanism: instance_mechanism.InstanceMechanism,
-  algorithm: algorithm_lib.Algorithm,
+  batches: example_batches.ExampleBatches,
   measurement: Measurement,
   noise_seed: Optional[int] = None,
 ) -> tff.Computation:
@@ -298,24 +278,18 @@ def build_panel_measurement(
     from the aggregate, u being the clipped noisy update.
   """
   work, weights_type, data_type = _build_work(
-    model_fn, spec, mechanism, algorithm, measurement, noise_seed
+    model_fn, batches, measurement, noise_seed
   )
   update_type = weights_type.trainable
 
   @tff.tensorflow.computation(update_type, update_type, data_type)
   def compare(update, aggregate, dataset):
     clipped, _, _ = clipping.clip(
-      tf.nest.flatten(update), tf.constant(mechanism.clip_norm, tf.float32)
+      tf.nest.flatten(update),
+      tf.constant(batches.mechanism.clip_norm, tf.float32),
     )
-    away = [p - m for p, m in zip(clipped, tf.nest.flatten(aggregate))]
     client = dataset.get_single_element()['client']
-    return tf.stack(
-      [
-        tf.cast(client, tf.float32),
-        clipping.squared_norm(clipped),
-        clipping.squared_norm(away),
-      ]
-    )
+    return clipping.compare(client, clipped, tf.nest.flatten(aggregate))
 
   server_type = collections.OrderedDict(
     weights=weights_type, round_number=np.int32, aggregate=update_type
@@ -341,16 +315,14 @@ def build_panel_measurement(
 
 def _build_work(
   model_fn: _KerasModelFn,
-  spec: 'collections.OrderedDict[str, tf.TensorSpec]',
-  mechanism: instance_mechanism.InstanceMechanism,
-  algorithm: algorithm_lib.Algorithm,
+  batches: example_batches.ExampleBatches,
   measurement: Measurement,
   noise_seed: Optional[int],
 ) -> tuple[tff.Computation, tff.Type, tff.Type]:
   """Returns what a client computes, and the types of weights and data."""
-  algorithm_lib.check_model(model_fn())
+  models.check(model_fn())
   weights_type, _ = _weights_type(model_fn)
-  data_type = tff.SequenceType(tff.types.tensorflow_to_type(spec))
+  data_type = tff.SequenceType(tff.types.tensorflow_to_type(spec_of(batches)))
 
   @tff.tensorflow.computation(weights_type, data_type, np.int32)
   def work(weights, dataset, round_number):
@@ -379,8 +351,8 @@ def _build_work(
         part['labels'],
         part['drawn'],
         part['step_count'],
-        mechanism,
-        algorithm,
+        batches.mechanism,
+        batches.algorithm.local_learning_rate,
         normal,
       )
       usable = private_steps.is_usable(update.sent)
@@ -403,6 +375,7 @@ def build_process(
   model_fn: _KerasModelFn,
   client_work: tff.learning.templates.ClientWorkProcess,
   aggregator: tff.aggregators.UnweightedAggregationFactory,
+  *,
   server_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
 ) -> tff.learning.templates.LearningProcess:
   """Puts client work and aggregator together.
@@ -430,24 +403,29 @@ def build_process(
 
 
 def build_aggregator(
-  mechanism: instance_mechanism.InstanceMechanism,
+  mechanism: base.Mechanism,
+  *,
   noise_seed: Optional[int] = None,
-  **options: Any,
-) -> tff.aggregators.UnweightedAggregationFactory:
-  """Returns the aggregator of a level.
+  summation: Optional[private_mean.Summation] = None,
+  measurement: Optional[private_mean.Measurement] = None,
+) -> private_mean.PrivateMeanFactory:
+  """Returns the aggregator of a mechanism.
 
-  In 'split' a `ClientPrivacyFactory`; elsewhere the mean of what clients sent,
-  a `NoisyMeanFactory`, with the server's noise on top if there is any. Options
-  are theirs.
+  Args:
+    mechanism: Of any level.
+    noise_seed: For experiments only.
+    summation: How values of clients are summed; by default in the clear.
+    measurement: What the server learns of clients; by default their distances
+      from the mean, where these count.
   """
-  if mechanism.level == 'split':
-    return aggregators.ClientPrivacyFactory(
-      mechanism.server, noise_seed=noise_seed, **options
-    )
-  return aggregators.NoisyMeanFactory(
-    mechanism.noise_per_clip_norm * mechanism.clip_norm,
+  aggregation = mechanism.aggregation
+  if measurement is None and aggregation.clips:
+    measurement = distance_samples.DistanceSample()
+  return private_mean.PrivateMeanFactory(
+    aggregation,
     noise_seed=noise_seed,
-    **options,
+    summation=summation,
+    measurement=measurement,
   )
 
 

@@ -1,16 +1,16 @@
 """TFF learning processes with Bayesian privacy, and what they measure."""
 
 import collections
-from collections.abc import Mapping
 from typing import Any, Callable, Optional
 
-import dp_accounting
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tf_bdp.mechanisms import client as mechanism_lib
+from tf_bdp.aggregators import runtime
 from tf_bdp.ops import clipping
+
+runtime.reap_on_exit()
 
 _ModelFn = Callable[[], tff.learning.models.VariableModel]
 
@@ -18,6 +18,7 @@ _ModelFn = Callable[[], tff.learning.models.VariableModel]
 def build_fed_sgd(
   model_fn: _ModelFn,
   aggregator: tff.aggregators.UnweightedAggregationFactory,
+  *,
   server_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
   metrics_aggregator: Optional[Callable[..., Any]] = None,
 ) -> tff.learning.templates.LearningProcess:
@@ -50,6 +51,7 @@ def build_fed_avg(
   model_fn: _ModelFn,
   aggregator: tff.aggregators.UnweightedAggregationFactory,
   client_optimizer: tff.learning.optimizers.Optimizer,
+  *,
   server_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
   metrics_aggregator: Optional[Callable[..., Any]] = None,
 ) -> tff.learning.templates.LearningProcess:
@@ -80,39 +82,8 @@ def check_unweighted(aggregator: Any) -> None:
     )
 
 
-def events_from_metrics(
-  metrics: Mapping[str, Any],
-) -> list[dp_accounting.DpEvent]:
-  """Returns a round's events for `BayesianAccountant`.
-
-  Args:
-    metrics: The metrics of the round, `process.next(...).metrics`, of a process
-      whose aggregator is a `ClientPrivacyFactory`.
-
-  Returns:
-    The round's own participants as one event; its worst case, if they were too
-    few to estimate from.
-  """
-  measured = metrics.get('aggregator', metrics)
-  if 'squared_measures' not in measured:
-    raise ValueError(
-      'The metrics hold no measurements of a ClientPrivacyFactory. Found '
-      f'{sorted(measured)}.'
-    )
-  squared = np.asarray(measured['squared_measures'])
-  mechanism = mechanism_lib.GaussianMechanism.from_scalars(measured)
-  event = mechanism.event(
-    squared,
-    np.ones(squared.shape, bool),
-    int(measured['participants']),
-    float(measured['clip_norm']),
-    panel=False,
-  )
-  return [event]
-
-
 def build_panel_measurement(
-  model_fn: _ModelFn, client_update: Callable[..., Any], kind: str
+  model_fn: _ModelFn, client_update: Callable[..., Any]
 ) -> tff.Computation:
   """Builds the computation that measures a panel of clients.
 
@@ -120,12 +91,11 @@ def build_panel_measurement(
     model_fn: Makes a TFF model.
     client_update: A TensorFlow function of the model, the weights and a
       dataset, that returns the client's update.
-    kind: The mechanism's kind, 'mean' or 'sum'.
 
   Returns:
     A computation of the server's model weights before the round, the aggregate
     without noise and the clip norm, and of the panel's data and numbers. It
-    returns rows of a client's number, ‖u‖² and the squared measure.
+    returns rows of a client's number, ‖u‖² and ‖u - ū‖².
   """
   with tf.Graph().as_default():
     model = model_fn()
@@ -146,16 +116,7 @@ def build_panel_measurement(
 
     update = update_of(weights, dataset)
     clipped, _, _ = clipping.clip(tf.nest.flatten(update), clip_norm)
-    parts = clipped
-    if kind == 'mean':
-      parts = [p - m for p, m in zip(clipped, tf.nest.flatten(aggregate))]
-    return tf.stack(
-      [
-        tf.cast(number, tf.float32),
-        clipping.squared_norm(clipped),
-        clipping.squared_norm(parts),
-      ]
-    )
+    return clipping.compare(number, clipped, tf.nest.flatten(aggregate))
 
   server_type = collections.OrderedDict(
     weights=weights_type, aggregate=update_type, clip_norm=np.float32

@@ -1,4 +1,6 @@
-"""Which clients take part, and which are measured."""
+"""Which clients take part, which are measured, and which examples they draw."""
+
+import dataclasses
 
 import numpy as np
 
@@ -9,100 +11,100 @@ KINDS = ('poisson', 'fixed_size')
 _PARTICIPANTS, _PANEL, _BATCHES, _PANEL_EXAMPLES, _SUBSETS = 1, 2, 3, 4, 5
 
 
-def participants(
-  kind: str,
-  seed: int,
-  round_number: int,
-  client_count: int,
-  participation_probability: float,
-) -> np.ndarray:
-  """Draws the clients of a round, the same for the same seed and round.
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+  """All draws of a run; the same for the same seed, round and client.
 
-  Args:
-    kind: 'poisson': each client by itself, as the theory assumes. 'fixed_size':
-      always the expected number, for which the figures are not proven.
-    seed: Of the run. Amplification by sampling holds against those who do not
-      know it.
-    round_number: Counts from 0.
-    client_count: N.
+  Attributes:
+    client_count: N. Clients are numbered from 0.
     participation_probability: α.
-
-  Returns:
-    The clients' numbers, ascending.
+    kind: 'poisson': each client is drawn by itself, as the theory assumes.
+      'fixed_size': always the expected number, for which the figures are not
+      proven.
+    seed: Amplification by sampling holds against those who do not know it.
   """
-  validation.check_choice('sampling', kind, KINDS)
-  validation.check_probability(
-    'participation_probability', participation_probability
-  )
-  generator = np.random.default_rng([seed, _PARTICIPANTS, round_number])
-  if kind == 'poisson':
-    chances = generator.random(client_count)
-    return np.flatnonzero(chances < participation_probability)
-  size = round(participation_probability * client_count)
-  return np.sort(generator.choice(client_count, size, replace=False))
 
+  client_count: int
+  participation_probability: float = 1.0
+  kind: str = 'poisson'
+  seed: int = 0
 
-def panel(seed: int, client_count: int, size: int) -> np.ndarray:
-  """Draws the clients that are measured in every round."""
-  if not 0 <= size <= client_count:
-    raise ValueError(
-      f'The panel must be at most the {client_count} clients. Found {size}.'
+  def __post_init__(self) -> None:
+    validation.check_choice('sampling', self.kind, KINDS)
+    validation.check_positive_integer('client_count', self.client_count)
+    validation.check_probability(
+      'participation_probability', self.participation_probability
     )
-  generator = np.random.default_rng([seed, _PANEL])
-  return np.sort(generator.choice(client_count, size, replace=False))
+    if self.seed < 0:
+      raise ValueError(f'seed must be 0 or more. Found {self.seed}.')
 
+  def _generator(self, *stream: int) -> np.random.Generator:
+    return np.random.default_rng([self.seed, *stream])
 
-def batches(
-  seed: int,
-  round_number: int,
-  client: int,
-  holding: int,
-  draw_probability: float,
-  steps: int,
-) -> np.ndarray:
-  """Draws the examples of a client's local steps, each by itself.
+  def participants(self, round_number: int) -> np.ndarray:
+    """Returns the clients of a round, in ascending order."""
+    generator = self._generator(_PARTICIPANTS, round_number)
+    if self.kind == 'poisson':
+      chances = generator.random(self.client_count)
+      return np.flatnonzero(chances < self.participation_probability)
+    size = round(self.participation_probability * self.client_count)
+    return np.sort(generator.choice(self.client_count, size, replace=False))
 
-  Args:
-    seed: Of the run.
-    round_number: Counts from 0.
-    client: The client's number.
-    holding: How many examples it has.
-    draw_probability: The chance of each example to be in a step's batch.
-    steps: How many steps.
+  def panel(self, size: int) -> np.ndarray:
+    """Returns the clients that are measured in every round."""
+    if not 0 <= size <= self.client_count:
+      raise ValueError(
+        f'The panel must be at most the {self.client_count} clients. Found '
+        f'{size}.'
+      )
+    generator = self._generator(_PANEL)
+    return np.sort(generator.choice(self.client_count, size, replace=False))
 
-  Returns:
-    Whether an example is drawn, [steps, holding].
-  """
-  validation.check_probability('draw_probability', draw_probability)
-  generator = np.random.default_rng([seed, _BATCHES, round_number, client])
-  return generator.random((steps, holding)) < draw_probability
+  def batches(
+    self,
+    round_number: int,
+    client: int,
+    holding: int,
+    draw_probability: float,
+    steps: int,
+  ) -> np.ndarray:
+    """Draws the examples of a client's local steps, each by itself.
 
+    Args:
+      round_number: Counts from 0.
+      client: The client's number.
+      holding: How many examples it has.
+      draw_probability: The chance of each example to be in a step's batch.
+      steps: How many steps.
 
-def subset(
-  seed: int, round_number: int, client: int, holding: int, size: int
-) -> np.ndarray:
-  """Draws which of its examples a client's update is of, without return.
+    Returns:
+      Whether an example is drawn, [steps, holding].
+    """
+    validation.check_probability('draw_probability', draw_probability)
+    generator = self._generator(_BATCHES, round_number, client)
+    return generator.random((steps, holding)) < draw_probability
 
-  Args:
-    seed: Of the run.
-    round_number: Counts from 0.
-    client: The client's number.
-    holding: How many examples it has.
-    size: How many to draw; all if there are no more.
+  def subset(
+    self, round_number: int, client: int, holding: int, size: int
+  ) -> np.ndarray:
+    """Draws some of a client's examples, without replacement.
 
-  Returns:
-    Their positions among those that the client has, ascending.
-  """
-  if size >= holding:
-    return np.arange(holding)
-  generator = np.random.default_rng([seed, _SUBSETS, round_number, client])
-  return np.sort(generator.choice(holding, size, replace=False))
+    Args:
+      round_number: Counts from 0.
+      client: The client's number.
+      holding: How many examples it has.
+      size: How many to draw; all if there are no more.
 
+    Returns:
+      Their positions among those that the client has, ascending.
+    """
+    if size >= holding:
+      return np.arange(holding)
+    generator = self._generator(_SUBSETS, round_number, client)
+    return np.sort(generator.choice(holding, size, replace=False))
 
-def panel_examples(
-  seed: int, client: int, holding: int, size: int
-) -> np.ndarray:
-  """Returns which examples of a client are in its panel, [holding]."""
-  generator = np.random.default_rng([seed, _PANEL_EXAMPLES, client])
-  members = generator.choice(holding, min(size, holding), replace=False)
-  return np.isin(np.arange(holding), members)
+  def panel_examples(self, client: int, holding: int, size: int) -> np.ndarray:
+    """Returns which examples of a client are in its panel, [holding]."""
+    generator = self._generator(_PANEL_EXAMPLES, client)
+    members = generator.choice(holding, min(size, holding), replace=False)
+    return np.isin(np.arange(holding), members)

@@ -1,26 +1,34 @@
-"""The client-level Gaussian mechanisms: their noise and their distances.
+"""The client-level Gaussian mechanisms: Section V-A of the paper.
 
-Pure arithmetic, shared by the aggregators and engines, so that what is released
-and what is accounted for cannot drift apart. Section V-A of the paper; `mean`
-is the paper's mechanism, `sum` that of TFF and DP-FedAvg.
+`mean` is the paper's mechanism, `sum` that of TFF and DP-FedAvg. What is
+released and what is accounted for stand side by side, for all engines.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any, Optional
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, Optional
 
 import dp_accounting
 import numpy as np
 
-from tf_bdp import validation
-from tf_bdp.accounting import events, mean_bounds
+from tf_bdp import array_namespace, validation
+from tf_bdp.accounting import events as events_lib
+from tf_bdp.accounting import mean_bounds
+from tf_bdp.mechanisms import adaptive_clipping, base
+from tf_bdp.mechanisms import measurements as measurements_lib
 
 KINDS = ('mean', 'sum')
 
 
+class ClippingState(NamedTuple):
+  """The clip norm of the next round."""
+
+  clip_norm: Any
+
+
 @dataclasses.dataclass(frozen=True)
-class GaussianMechanism:
+class ClientMechanism:
   """What a round releases, for n participants with clipped updates u_i.
 
     mean: (1/n) Σ u_i + N(0, (z C / n̄)² I)
@@ -32,216 +40,234 @@ class GaussianMechanism:
       together, the update and the count of clipped clients.
     clip_norm: C; with adaptive clipping the one of the first round.
     participation_probability: α, the chance that a client takes part.
-    expected_clients: n̄ = α N.
-    clip_quantile: With adaptive clipping, the share of updates whose norm
-      should be below the clip norm (Andrew et al. 2021); None for a fixed one.
-    clip_learning_rate: How fast the clip norm follows.
-    clipped_count_deviation: The noise on the count of clients below the clip
-      norm; by default n̄ / 20, or 2 z if that is more.
+    clients_per_round: n̄ = α N, the expected number of participants.
+    adaptive: How the clip norm follows the updates; None for a fixed one.
   """
 
   kind: str
   noise_multiplier: float
   clip_norm: float
   participation_probability: float
-  expected_clients: float
-  clip_quantile: Optional[float] = None
-  clip_learning_rate: float = 0.2
-  clipped_count_deviation: Optional[float] = None
+  clients_per_round: float
+  adaptive: Optional[adaptive_clipping.AdaptiveClipping] = None
 
-  units = ('client',)  # What is protected.
-  clips_updates = True
+  level = 'client'
+  units: ClassVar[tuple[str, ...]] = ('client',)
+  clips = True
+  local = None
 
   def __post_init__(self) -> None:
     validation.check_choice('kind', self.kind, KINDS)
-    if not 0 <= self.noise_multiplier < math.inf:
-      raise ValueError(
-        'noise_multiplier must be non-negative and finite. Found '
-        f'{self.noise_multiplier}.'
+    base.check_common(self)
+    if self.adaptive is not None:
+      resolved = self.adaptive.resolved(
+        self.noise_multiplier, self.clients_per_round
       )
-    validation.check_positive('clip_norm', self.clip_norm)
-    validation.check_positive('expected_clients', self.expected_clients)
-    validation.check_probability(
-      'participation_probability', self.participation_probability
-    )
-    if self.clip_quantile is None:
-      return
-    validation.check_probability('clip_quantile', self.clip_quantile)
-    validation.check_positive('clip_learning_rate', self.clip_learning_rate)
-    validation.check_positive('clipped_count_deviation', self.count_deviation)
-    if self.noise_multiplier and self.update_noise_multiplier <= 0:
-      raise ValueError(
-        'clipped_count_deviation must be above half the noise multiplier. '
-        f'Found {self.count_deviation}.'
-      )
+      object.__setattr__(self, 'adaptive', resolved)
 
   @property
-  def count_deviation(self) -> float:
-    """σ_b, the deviation of the noise on the count for adaptive clipping."""
-    if self.clipped_count_deviation is not None:
-      return self.clipped_count_deviation
-    return max(self.expected_clients / 20, 2 * self.noise_multiplier)
+  def aggregation(self) -> 'ClientMechanism':
+    """The mechanism itself: all of it is at the server."""
+    return self
 
   @property
-  def update_noise_multiplier(self) -> float:
-    """The update's own z, which with the count makes up the whole z.
-
-    Andrew, Thakkar, McMahan and Ramaswamy (2021), Theorem 1:
-    z⁻² = z_update⁻² + (2 σ_b)⁻².
-    """
-    if self.clip_quantile is None or not self.noise_multiplier:
-      return self.noise_multiplier
-    rest = self.noise_multiplier**-2 - (2 * self.count_deviation) ** -2
-    return rest**-0.5 if rest > 0 else 0.0
+  def compares(self) -> bool:
+    """Whether clients are measured by their distance from the mean."""
+    return self.kind == 'mean'
 
   @property
   def noise_per_clip_norm(self) -> float:
     """The deviation of the noise in what is released, over C."""
-    return self.update_noise_multiplier / self.expected_clients
+    noise = self.noise_multiplier
+    if self.adaptive is not None:
+      noise = self.adaptive.update_noise_multiplier(noise)
+    return noise / self.clients_per_round
 
-  def worst_case_squared_distance(self, participants: int) -> float:
+  def initial_state(self) -> ClippingState:
+    """Returns the first clip norm."""
+    return ClippingState(np.float32(self.clip_norm))
+
+  def release(
+    self, state: ClippingState, sums: base.Sums, add_noise: base.AddNoise
+  ) -> base.Release:
+    """Makes the mean or the sum over n̄, adds noise and adapts the clip norm."""
+    divisor = self.clients_per_round
+    if self.kind == 'mean':
+      divisor = array_namespace.of(sums.usable).maximum(sums.usable, 1.0)
+    aggregate = [part / divisor for part in sums.update]
+    result: Sequence[Any] = aggregate
+    if self.noise_multiplier:
+      deviation = self.noise_per_clip_norm * state.clip_norm
+      result = add_noise(aggregate, deviation, base.UPDATE_NOISE)
+    clip_norm = state.clip_norm
+    if self.adaptive is not None:
+      # Half a count each way, so that nobody counts for more than one half.
+      below = sums.below - sums.usable / 2
+      if self.noise_multiplier:
+        (below,) = add_noise(
+          [below], self.adaptive.count_deviation, base.COUNT_NOISE
+        )
+      share = below / self.clients_per_round + 0.5
+      clip_norm = self.adaptive.next_clip_norm(clip_norm, share)
+    return base.Release(result, aggregate, ClippingState(clip_norm))
+
+  def measure(
+    self,
+    squared_norm: Any,
+    squared_deviation: Any,
+    taking_part: Any,
+    participants: Any,
+  ) -> Any:
+    """Returns ‖u‖² under 'sum', ‖u - ū‖² under 'mean'.
+
+    A participant that is alone is compared with nothing: ‖u‖². Without any
+    participant there is no ū, and nobody moves anything.
+    """
+    if not self.compares:
+      return squared_norm
+    where = array_namespace.of(squared_norm, participants).where
+    alone = taking_part & (participants == 1)
+    return where(alone, squared_norm, squared_deviation)
+
+  def relation(self, unit: str) -> dp_accounting.NeighboringRelation:
+    """Returns adding or removing one client."""
+    del unit
+    return base.ADD_OR_REMOVE_ONE
+
+  def worst_case_squared_distance(self, unit: str, participants: Any) -> Any:
     """Returns the largest r² of any client in a round of n participants."""
+    del unit
     if not self.noise_multiplier:
       return math.inf
-    return self.to_squared_distance(self._worst_case_move(participants) ** 2)
-
-  def _worst_case_move(self, participants: int) -> float:
-    """How far a client can move the released mean, over C."""
     if self.kind == 'sum':
-      return 1 / self.expected_clients
+      return self._squared_distance(1 / self.clients_per_round**2)
     # Of two clients at opposite ends, one is alone at C when the other leaves.
-    return (0.0, 1.0)[participants] if participants < 2 else 2 / participants
+    xp = array_namespace.of(participants)
+    count = xp.float64(participants)
+    move = xp.where(count < 2, count, 2 / xp.maximum(count, 1.0))
+    return self._squared_distance(move**2)
 
   def squared_distances(
     self,
-    squared_measures: np.ndarray,
-    taking_part: np.ndarray,
-    participants: int,
-    clip_norm: float,
-  ) -> np.ndarray:
+    squared_measures: Any,
+    taking_part: Any,
+    participants: Any,
+    clip_norm: Any,
+  ) -> Any:
     """Returns r² of measured clients.
 
     Args:
-      squared_measures: For 'sum' ‖u‖², for 'mean' ‖u - ū‖² with ū the mean of
-        the participants' clipped updates; ‖u‖² where a participant is alone.
+      squared_measures: As `measure` returns them.
       taking_part: Whether each client took part.
       participants: n.
       clip_norm: C of the round.
     """
-    moves = np.asarray(squared_measures, np.float64) / clip_norm**2
+    xp = array_namespace.of(squared_measures, participants)
+    count = xp.float64(participants)
+    moves = xp.float64(squared_measures) / xp.float64(clip_norm) ** 2
     if self.kind == 'sum':
-      moves = moves / self.expected_clients**2
-    elif participants == 0:
-      moves = np.zeros_like(moves)
+      moves = moves / self.clients_per_round**2
     else:
       # ‖u - mean of the others‖ / (number of others + 1). For a participant
       # that is ‖u - ū‖ / (n - 1), since u is part of ū.
-      others = np.where(taking_part, max(participants - 1, 1), participants + 1)
-      moves = moves / others**2
-    worst = self.worst_case_squared_distance(participants)
+      others = xp.where(taking_part, xp.maximum(count - 1.0, 1.0), count + 1.0)
+      moves = xp.where(count > 0, moves / others**2, 0.0 * moves)
+    worst = self.worst_case_squared_distance('client', participants)
     # Rounding in float32 must not carry a clipped update beyond the worst case.
-    return np.minimum(self.to_squared_distance(moves), worst)
+    return xp.minimum(self._squared_distance(moves), worst)
 
-  def to_squared_distance(self, squared_moves: Any) -> Any:
-    """Divides by the noise; adds the bit that adaptive clipping releases."""
+  def _squared_distance(self, squared_moves: Any) -> Any:
+    """Divides by the noise; adds the count that adaptive clipping releases."""
     squared = squared_moves / self.noise_per_clip_norm**2
-    if self.clip_quantile is not None:
-      # A count of ±1/2, released with its own Gaussian noise: the two releases
-      # are one Gaussian mechanism, whose squared distances add.
-      squared = squared + 0.25 / self.count_deviation**2
+    if self.adaptive is not None:
+      squared = squared + self.adaptive.count_squared_distance
     return squared
 
+  def events(
+    self, measurements: measurements_lib.Measurements
+  ) -> dict[str, dp_accounting.DpEvent]:
+    """Returns the round as an event for an accountant of clients."""
+    return {'client': self.event(measurements)}
+
   def event(
-    self,
-    squared_measures: np.ndarray,
-    taking_part: np.ndarray,
-    participants: int,
-    clip_norm: float,
-    panel: bool,
+    self, measurements: measurements_lib.Measurements
   ) -> dp_accounting.DpEvent:
-    """Returns the round as an event for `BayesianAccountant`.
+    """Returns the round as an event.
 
     With too few measured clients for an estimate it is the worst case, and
     without noise it is a non-private event.
     """
-    if not self.noise_multiplier:
-      return dp_accounting.NonPrivateDpEvent()
-    worst = self.worst_case_squared_distance(participants)
+    count = measurements.participants
+    worst = float(self.worst_case_squared_distance('client', count))
     q = self.participation_probability
-    if np.size(squared_measures) >= mean_bounds.FEWEST_UNITS:
-      distances = self.squared_distances(
-        squared_measures, taking_part, participants, clip_norm
-      )
-      return events.BayesianGaussianEvent(distances, q, worst, panel)
-    if worst == 0:
-      return dp_accounting.NoOpDpEvent()
-    gaussian = dp_accounting.GaussianDpEvent(worst**-0.5)
-    return dp_accounting.PoissonSampledDpEvent(q, gaussian)
-
-  def events(
-    self,
-    squared_measures: np.ndarray,
-    taking_part: np.ndarray,
-    groups: Any,
-    participants: int,
-    clip_norm: float,
-    panel: bool,
-  ) -> dict[str, dp_accounting.DpEvent]:
-    """Returns a round's event for each of `units`; no examples are measured."""
-    del groups
-    event = self.event(
-      squared_measures, taking_part, participants, clip_norm, panel
+    too_few = measurements.squared_measures.size < mean_bounds.FEWEST_UNITS
+    if measurements.reported is not None and 0 < worst < math.inf:
+      costs, failure_probability = measurements.reported['client']
+      return events_lib.ReportedCostEvent(costs, failure_probability, q, worst)
+    if too_few or math.isinf(worst):
+      return base.worst_case_event(worst, q)
+    distances = self.squared_distances(
+      measurements.squared_measures,
+      measurements.taking_part,
+      count,
+      measurements.clip_norm,
     )
-    return {'client': event}
+    return events_lib.BayesianGaussianEvent(
+      distances, q, worst, measurements.panel
+    )
 
-  def reported_event(
-    self,
-    unit: str,
-    costs: np.ndarray,
-    failure_probability: float,
-    participants: int,
-  ) -> dp_accounting.DpEvent:
-    """Returns a round of which the server learnt the cost of every order."""
+  def is_panel(self, unit: str, panel_size: int) -> bool:
+    """Whether there is a panel of clients."""
     del unit
-    worst = self.worst_case_squared_distance(participants)
-    if not self.noise_multiplier:
-      return dp_accounting.NonPrivateDpEvent()
-    if not worst:
-      return dp_accounting.NoOpDpEvent()
-    return events.ReportedCostEvent(
-      costs, failure_probability, self.participation_probability, worst
-    )
+    return bool(panel_size)
 
-  def clip_norm_growth(self, share_below: Any) -> Any:
-    """Returns log(next C / C), given the noised share of updates below C.
+  def cost_count(self, unit: str, rounds: int, client_count: int) -> int:
+    """Returns the number of rounds: each has one cost."""
+    del unit, client_count
+    return rounds
 
-    The geometric update of Andrew et al. (2021), Section 2.1.
+  def counted_otherwise(self) -> dict[str, base.Mechanism]:
+    """Returns the mechanism as the only way to count."""
+    return {'client': self}
+
+  def paper_dp_event(self) -> dp_accounting.DpEvent:
+    """Returns a round with the sensitivity C, of which the paper's DP is.
+
+    It would be right for a sum over a fixed number; of a mean the worst case is
+    larger, which `worst_case_squared_distance` has.
     """
-    return -self.clip_learning_rate * (share_below - self.clip_quantile)
-
-  def to_scalars(self) -> dict[str, float]:
-    """Returns the parameters as numbers, to travel with measurements."""
-    return {
-      'is_mean': float(self.kind == 'mean'),
-      'noise_multiplier': self.noise_multiplier,
-      'participation_probability': self.participation_probability,
-      'expected_clients': self.expected_clients,
-      'clip_quantile': -1.0
-      if self.clip_quantile is None
-      else self.clip_quantile,
-      'count_deviation': self.count_deviation,
-    }
-
-  @classmethod
-  def from_scalars(cls, scalars: Mapping[str, Any]) -> 'GaussianMechanism':
-    """Restores what the accounting needs from `to_scalars`."""
-    quantile = float(scalars['clip_quantile'])
-    return cls(
-      kind='mean' if scalars['is_mean'] else 'sum',
-      noise_multiplier=float(scalars['noise_multiplier']),
-      clip_norm=1.0,
-      participation_probability=float(scalars['participation_probability']),
-      expected_clients=float(scalars['expected_clients']),
-      clip_quantile=None if quantile < 0 else quantile,
-      clipped_count_deviation=float(scalars['count_deviation']),
+    return base.worst_case_event(
+      self.noise_multiplier**-2, self.participation_probability
     )
+
+  def description(self, unit: str) -> base.Description:
+    """Returns what a report says of the protection of clients."""
+    del unit
+    return base.Description(
+      self.kind, self.noise_multiplier, self.participation_probability
+    )
+
+  def caveats(self) -> list[str]:
+    """Returns none beyond those of every run."""
+    return []
+
+
+@base.register('client')
+def _make(options: Any, facts: base.Facts) -> ClientMechanism:
+  """Makes the mechanism of the level 'client'."""
+  options.check_idle(
+    *('server_noise_multiplier', 'clipping', 'example_accounting'),
+    *('joint_reference', 'panel_examples'),
+  )
+  adaptive = None
+  if options.clip_quantile is not None:
+    adaptive = adaptive_clipping.AdaptiveClipping(options.clip_quantile)
+  noise = options.noise_multiplier
+  return ClientMechanism(
+    kind=options.mechanism,
+    noise_multiplier=2.0 if noise is None else noise,
+    clip_norm=options.clip_norm,
+    participation_probability=options.participation_probability,
+    clients_per_round=options.participation_probability * facts.client_count,
+    adaptive=adaptive,
+  )

@@ -1,70 +1,45 @@
-"""The Gaussian mechanism on clients: its noise, distances and events.
+"""Privacy of examples by noise of the clients: Section V-B of the paper.
 
-Pure arithmetic, shared by the engines and the TFF processes, so that what is
-released and what is accounted for cannot drift apart. Sections V-B and V-C of
-the paper: instance privacy, joint privacy, and the split baseline.
+Every client clips the gradients of a batch and adds noise before it sends
+them. How that is counted is what the three instance levels differ in.
 """
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Optional
 
 import dp_accounting
 import numpy as np
 
-from tf_bdp import validation
-from tf_bdp.accounting import events, mean_bounds
-from tf_bdp.mechanisms import client as mechanism_lib
+from tf_bdp import array_namespace, validation
+from tf_bdp.accounting import events as events_lib
+from tf_bdp.accounting import mean_bounds
+from tf_bdp.mechanisms import base, noisy_mean
+from tf_bdp.mechanisms import measurements as measurements_lib
 
-INSTANCE_LEVELS = (
-  'instance_sequential',
-  'instance_parallel',
-  'instance_aggregate',
-)
-LEVELS = (*INSTANCE_LEVELS, 'joint', 'split')
 ACCOUNTINGS = ('sequential', 'parallel', 'aggregate')
 CLIPPINGS = ('batch', 'example')
-JOINT_IS_FOR_FED_SGD = (
-  'Joint privacy is for FedSGD only: in FedAvg every noisy step changes the '
-  'point at which the next gradient is taken, and the noise that remains in '
-  'the update is not what was added.'
-)
 
-
-class ExampleGroups(NamedTuple):
-  """How far the examples of clients move what their clients send.
-
-  A group is the examples measured at one client in one of its local steps.
-
-  Attributes:
-    clients: The client of each group.
-    steps: The local step of each group, from 0.
-    holdings: How many examples each group's client has.
-    sizes: How many of them were measured.
-    squared_moves: ‖f(B) - f(B∖x)‖² / C², f being what the noise is added to;
-      all groups in a row.
-    in_every_round: Whether each group's client is measured in every round,
-      taking part or not; if not, it is because it took part.
-  """
-
-  clients: np.ndarray
-  steps: np.ndarray
-  holdings: np.ndarray
-  sizes: np.ndarray
-  squared_moves: np.ndarray
-  in_every_round: np.ndarray
-
-  @classmethod
-  def empty(cls) -> 'ExampleGroups':
-    """Returns no groups."""
-    none = np.zeros(0, np.int64)
-    moves, in_every_round = np.zeros(0, np.float32), np.zeros(0, bool)
-    return cls(none, none, none, none, moves, in_every_round)
-
-  def moves(self) -> list[np.ndarray]:
-    """Returns the squared moves of each group."""
-    return np.split(self.squared_moves, np.cumsum(self.sizes)[:-1])
+_CAVEATS = {
+  'sequential': (
+    'Sequential accounting: costs of all clients are added up, with q = B / N '
+    'of all examples, as if a person were drawn anew from all clients in every '
+    'round. DP and BDP figures of examples are not proven for a person who '
+    'stays with one client; aggregate accounting is the sound reading.'
+  ),
+  'parallel': (
+    'Parallel accounting: every client counts its own examples with q = B / '
+    'N_i, and the largest cost of any client is reported. It holds even if the '
+    "server sees each client's noisy update."
+  ),
+  'aggregate': (
+    'Aggregate accounting: the noise of all participants hides an example. It '
+    'holds for the released mean only: the server, or whoever takes the mean, '
+    'must be trusted or see nothing but sums, and clients that collude can '
+    'take their own noise away.'
+  ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,141 +51,110 @@ class InstanceMechanism:
 
   Several local steps each release this. The server takes the mean of what the
   n participants sent, and may add noise N(0, (z C / n̄)² I) of its own.
-  Sequential accounting is the paper's: it under-reports for a person who stays
-  with one client.
 
   Attributes:
-    level: 'instance_sequential', 'instance_parallel', 'instance_aggregate';
-      'joint': the clients' noise also counts towards client privacy; 'split':
-      it does not, and the server's own noise hides clients.
+    accounting: 'sequential', the paper's, which under-reports for a person who
+      stays with one client; 'parallel'; or 'aggregate'.
     noise_multiplier: σ.
     clip_norm: C.
     batch_size: B. Each example is drawn with probability B / N_i.
     participation_probability: α, the chance that a client takes part.
-    expected_clients: n̄ = α N.
+    clients_per_round: n̄ = α N, the expected number of participants.
     total_examples: How many examples all clients have together; sequential
       accounting sends it to the clients.
     smallest_holding: The fewest examples that any client has.
     clipping: 'batch' or 'example'.
     server_noise_multiplier: z.
-    accounting: How the examples' costs are counted where the level does not
-      say: in 'joint' as 'sequential', 'parallel' or 'aggregate' (by default),
-      in 'split' as 'sequential' or 'parallel' (by default).
-    local_steps: The most steps a client takes in a round.
+    local_steps: The most steps that a client takes in a round.
     panel_examples: How many examples of a client are measured in every round,
       drawn or not; with 0 those that were drawn are.
-    reference_is_last_mean: In 'joint', what stands for an absent client: the
-      last released mean, clipped to C, instead of 0.
   """
 
-  level: str
+  accounting: str
   noise_multiplier: float
   clip_norm: float
   batch_size: int
   participation_probability: float
-  expected_clients: float
+  clients_per_round: float
   total_examples: int
   smallest_holding: int = 1
   clipping: str = 'batch'
   server_noise_multiplier: float = 0.0
-  accounting: str = ''
   local_steps: int = 1
   panel_examples: int = 0
-  reference_is_last_mean: bool = False
 
-  # What engines ask of any mechanism.
-  kind = 'mean'
-  clip_quantile = None
+  units: ClassVar[tuple[str, ...]] = ('example',)
+  # Whether a client's whole update is clipped as well; see `joint`.
+  bounds_clients = False
+  # What stands for an absent client; see `joint`.
+  reference_is_last_mean = False
 
   def __post_init__(self) -> None:
-    validation.check_choice('level', self.level, LEVELS)
-    implied = self.level.removeprefix('instance_')
-    if self.level in INSTANCE_LEVELS:
-      if self.accounting not in ('', implied):
-        raise ValueError(
-          f'level {self.level!r} is accounted for as {implied!r}. Found '
-          f'accounting = {self.accounting!r}.'
-        )
-      object.__setattr__(self, 'accounting', implied)
-    elif not self.accounting:
-      default = 'aggregate' if self.level == 'joint' else 'parallel'
-      object.__setattr__(self, 'accounting', default)
     validation.check_choice('accounting', self.accounting, ACCOUNTINGS)
     validation.check_choice('clipping', self.clipping, CLIPPINGS)
-    for name in ('noise_multiplier', 'server_noise_multiplier'):
-      if not 0 <= getattr(self, name) < math.inf:
-        raise ValueError(
-          f'{name} must be non-negative and finite. Found '
-          f'{getattr(self, name)}.'
-        )
-    validation.check_positive('clip_norm', self.clip_norm)
+    base.check_common(self)
+    validation.check_not_negative(
+      'server_noise_multiplier', self.server_noise_multiplier
+    )
     for name in (
       *('batch_size', 'total_examples', 'local_steps'),
       'smallest_holding',
     ):
       validation.check_positive_integer(name, getattr(self, name))
-    validation.check_probability(
-      'participation_probability', self.participation_probability
-    )
-    validation.check_positive('expected_clients', self.expected_clients)
-    self._check_combination()
-
-  def _check_combination(self) -> None:
-    """Raises ValueError for settings that contradict each other."""
     if self.panel_examples:
-      validation.check_positive_integer('panel_examples', self.panel_examples)
-    if self.panel_examples and self.panel_examples < mean_bounds.FEWEST_UNITS:
+      self._check_panel()
+    self._check_server_noise()
+
+  def _check_panel(self) -> None:
+    validation.check_positive_integer('panel_examples', self.panel_examples)
+    if self.panel_examples < mean_bounds.FEWEST_UNITS:
       raise ValueError(
         f'panel_examples must be at least {mean_bounds.FEWEST_UNITS}, or 0 for '
         f'none. Found {self.panel_examples}.'
       )
-    if self.panel_examples and self.accounting == 'sequential':
+    if self.accounting == 'sequential':
       raise ValueError(
         'Sequential accounting takes an example as drawn anew from all clients '
         'in every round, so there is no panel of examples. Leave '
         'panel_examples at 0, or account by aggregate or parallel.'
       )
-    if self.level == 'joint' and self.local_steps > 1:
-      raise ValueError(JOINT_IS_FOR_FED_SGD)
-    counts_server_noise = self.level in ('joint', 'split') or (
-      self.accounting == 'aggregate'
-    )
-    if self.server_noise_multiplier and not counts_server_noise:
+
+  def _check_server_noise(self) -> None:
+    if self.server_noise_multiplier and self.accounting != 'aggregate':
       raise ValueError(
         f'At level {self.level!r} what clients send is accounted for, before '
         'the server adds anything: server_noise_multiplier must be 0. Found '
         f'{self.server_noise_multiplier}.'
       )
-    if self.level == 'split' and self.accounting == 'aggregate':
+
+  def check_fed_avg(self) -> None:
+    """Raises ValueError for what FedAvg does not admit, even of one step."""
+    if self.averages_noise and self.server_noise_multiplier:
       raise ValueError(
-        'Split privacy clips what clients send, after their noise: the noise '
-        'in the mean is not Gaussian, and cannot be counted together. Account '
-        'by parallel or sequential.'
-      )
-    if self.level == 'split' and not (
-      bool(self.server_noise_multiplier) == bool(self.noise_multiplier)
-    ):
-      raise ValueError(
-        'Split privacy needs both a noise_multiplier, for examples, and a '
-        'server_noise_multiplier, for clients. Found '
-        f'{self.noise_multiplier} and {self.server_noise_multiplier}.'
-      )
-    if self.reference_is_last_mean and self.level != 'joint':
-      raise ValueError(
-        f"reference_is_last_mean is for level 'joint'. Found {self.level!r}."
+        'In fed_avg clients scale their noise by their learning rate, and the '
+        "server's noise cannot be added to it: server_noise_multiplier must be "
+        f'0. Found {self.server_noise_multiplier}.'
       )
 
   @property
-  def units(self) -> tuple[str, ...]:
-    """What is protected."""
-    return (
-      ('example',)
-      if self.level in INSTANCE_LEVELS
-      else (
-        'client',
-        'example',
-      )
-    )
+  def level(self) -> str:
+    """The name of the level."""
+    return f'instance_{self.accounting}'
+
+  @property
+  def local(self) -> 'InstanceMechanism':
+    """The mechanism itself: clients run it."""
+    return self
+
+  @property
+  def aggregation(self) -> base.Aggregation:
+    """The mean of what clients sent, with the server's noise on top."""
+    return noisy_mean.NoisyMean(self.noise_per_clip_norm, self.clip_norm)
+
+  def relation(self, unit: str) -> dp_accounting.NeighboringRelation:
+    """Returns adding or removing one example."""
+    del unit
+    return base.ADD_OR_REMOVE_ONE
 
   @property
   def client_noise_per_clip_norm(self) -> float:
@@ -222,23 +166,7 @@ class InstanceMechanism:
   @property
   def noise_per_clip_norm(self) -> float:
     """The deviation of the server's own noise in the mean, over C."""
-    return self.server_noise_multiplier / self.expected_clients
-
-  @property
-  def clips_updates(self) -> bool:
-    """Whether the server clips what clients send."""
-    return self.level == 'split'
-
-  @property
-  def server(self) -> mechanism_lib.GaussianMechanism:
-    """The client-level mechanism of 'split', on the noisy updates."""
-    return mechanism_lib.GaussianMechanism(
-      'mean',
-      self.server_noise_multiplier,
-      self.clip_norm,
-      self.participation_probability,
-      self.expected_clients,
-    )
+    return self.server_noise_multiplier / self.clients_per_round
 
   @property
   def averages_noise(self) -> bool:
@@ -252,23 +180,31 @@ class InstanceMechanism:
     return self.accounting == 'aggregate' and self.local_steps == 1
 
   @property
+  def measures_absent_clients(self) -> bool:
+    """Whether clients of a panel matter in rounds that they are not in."""
+    return self.averages_noise or 'client' in self.units
+
+  @property
   def largest_example_probability(self) -> float:
     """At least q of every example."""
     if self.accounting == 'sequential':
       return min(1.0, self.batch_size / self.total_examples)
-    return self.example_probability(self.smallest_holding)
+    return self.draw_probability(self.smallest_holding)
 
-  def draw_probability(self, holding: int) -> float:
+  def draw_probability(self, holding: Any) -> Any:
     """Returns the chance of an example to be in its client's batch."""
-    return min(1.0, self.batch_size / max(1, holding))
+    xp = array_namespace.of(holding)
+    return xp.minimum(self.batch_size / xp.maximum(xp.float64(holding), 1), 1)
 
-  def example_probability(self, holding: int) -> float:
+  def example_probability(self, holding: Any) -> Any:
     """Returns q of the examples of a client that has `holding` of them."""
     if self.accounting == 'sequential':
-      return min(self.batch_size, holding) / self.total_examples
+      xp = array_namespace.of(holding)
+      drawn = xp.minimum(xp.float64(self.batch_size), xp.float64(holding))
+      return drawn / self.total_examples
     return self.draw_probability(holding)
 
-  def inclusion_probability(self, participants: int) -> float:
+  def inclusion_probability(self, participants: Any) -> Any:
     """Returns the chance of a client to be one of the n that took part.
 
     A client that takes part shows by its noise and in the mean, whether or not
@@ -276,22 +212,24 @@ class InstanceMechanism:
     it counts by joint convexity only (see `BayesianGaussianEvent`). As n is
     public, it is n / N.
     """
-    clients = self.expected_clients / self.participation_probability
-    return min(1.0, participants / clients)
+    xp = array_namespace.of(participants)
+    clients = self.clients_per_round / self.participation_probability
+    return xp.minimum(xp.float64(participants) / clients, 1)
 
   def example_variance(self, participants: Any) -> Any:
-    """The variance, over C², of the noise that hides a move of one client.
+    """Returns the variance, over C², of the noise that hides a client's move.
 
     Args:
-      participants: n, at least 1; a number or a tensor.
+      participants: n; a number or a tensor.
     """
     if self.averages_noise:
-      return self.mean_variance(participants) * participants**2
+      count = _at_least_one(participants)
+      return self.mean_variance(count) * count**2
     return self.client_noise_per_clip_norm**2
 
   def mean_variance(self, participants: Any) -> Any:
-    """The variance, over C², of the noise in the released mean of n."""
-    own = self.client_noise_per_clip_norm**2 / participants
+    """Returns the variance, over C², of the noise in the released mean of n."""
+    own = self.client_noise_per_clip_norm**2 / _at_least_one(participants)
     return own + self.noise_per_clip_norm**2
 
   @property
@@ -303,28 +241,67 @@ class InstanceMechanism:
     """
     return 2.0 if self.clipping == 'batch' else 1.0 / self.batch_size
 
-  def worst_case_squared_distance(self, participants: int) -> float:
+  def worst_case_squared_distance(self, unit: str, participants: Any) -> Any:
     """Returns the largest r² of any example, with n participants."""
-    variance = self.example_variance(max(1, participants))
-    return self.worst_case_move**2 / variance if variance else math.inf
+    del unit
+    if not (self.noise_multiplier or self.noise_per_clip_norm):
+      return math.inf
+    return self.worst_case_move**2 / self.example_variance(participants)
 
-  def example_event(
-    self, groups: ExampleGroups, participants: int
+  def groups(
+    self,
+    clients: Mapping[int, measurements_lib.MeasuredClient],
+    panel: Collection[int],
+  ) -> measurements_lib.ExampleGroups:
+    """Returns the measured examples in groups, one for each client and step.
+
+    Args:
+      clients: What is known of each measured client.
+      panel: The clients that are measured in every round.
+    """
+    groups = []
+    for number, client in clients.items():
+      for step in range(self.local_steps if client.holding else 0):
+        if step >= client.step_count:
+          if not self.panel_examples:
+            continue
+          # A panel is measured as a whole, also where nothing was released.
+          moves = np.zeros(min(self.panel_examples, client.holding))
+        else:
+          measured = client.measured[step]
+          moves = np.full(np.count_nonzero(measured), self.worst_case_move**2)
+          if client.squared_moves is not None:
+            moves = client.squared_moves[step, : measured.size][measured]
+        groups.append((number, step, client.holding, moves, number in panel))
+    return measurements_lib.ExampleGroups.of(groups)
+
+  def events(
+    self, measurements: measurements_lib.Measurements
+  ) -> dict[str, dp_accounting.DpEvent]:
+    """Returns the round as an event for an accountant of examples."""
+    if measurements.reported is not None:
+      return {'example': self._reported_event(measurements)}
+    if measurements.examples is None:
+      raise ValueError(f'level {self.level!r} needs measured examples.')
+    return {
+      'example': self._example_event(
+        measurements.examples, measurements.participants
+      )
+    }
+
+  def _example_event(
+    self, groups: measurements_lib.ExampleGroups, participants: int
   ) -> dp_accounting.DpEvent:
-    """Returns a round as an event for an accountant of examples."""
-    if not self.example_variance(max(1, participants)):
+    if math.isinf(self.worst_case_squared_distance('example', participants)):
       return dp_accounting.NonPrivateDpEvent()
     if not groups.sizes.size or (self.averages_noise and not participants):
       return dp_accounting.NoOpDpEvent()
-    parts = [
-      self._group_event(moves, int(holding), participants, bool(always))
-      for moves, holding, always in zip(
-        groups.moves(), groups.holdings, groups.in_every_round
-      )
-    ]
+    parts: list[dp_accounting.DpEvent] = list(
+      self._group_events(groups, participants)
+    )
     if self.accounting != 'sequential':
       parts = [
-        events.ParallelEvent(
+        events_lib.ParallelEvent(
           part for part, other in zip(parts, groups.steps) if other == step
         )
         for step in np.unique(groups.steps)
@@ -332,14 +309,15 @@ class InstanceMechanism:
     return parts[0] if len(parts) == 1 else dp_accounting.ComposedDpEvent(parts)
 
   def local_events(
-    self, groups: ExampleGroups, participants: int
+    self, measurements: measurements_lib.Measurements
   ) -> dict[int, dp_accounting.DpEvent]:
     """Returns a round as each client sees it, which trusts nobody else.
 
     In parallel accounting a client's own accountant, fed with these, bounds
     what its examples lose by all that it sends.
     """
-    if self.accounting != 'parallel':
+    groups = measurements.examples
+    if self.accounting != 'parallel' or groups is None:
       raise ValueError(
         'Clients bound their own loss in parallel accounting. Found '
         f'accounting = {self.accounting!r}.'
@@ -348,179 +326,164 @@ class InstanceMechanism:
       clients = np.unique(groups.clients).tolist()
       return {client: dp_accounting.NonPrivateDpEvent() for client in clients}
     parts: dict[int, list[dp_accounting.DpEvent]] = {}
-    for client, moves, holding in zip(
-      groups.clients, groups.moves(), groups.holdings
-    ):
-      event = self._group_event(moves, int(holding), participants, False)
-      parts.setdefault(int(client), []).append(event)
+    found = self._group_events(groups, measurements.participants)
+    for client, event in zip(groups.clients.tolist(), found):
+      parts.setdefault(client, []).append(event)
     return {
-      client: dp_accounting.ComposedDpEvent(events)
-      for client, events in parts.items()
+      client: dp_accounting.ComposedDpEvent(steps)
+      for client, steps in parts.items()
     }
 
-  def _group_event(
-    self,
-    squared_moves: np.ndarray,
-    holding: int,
-    participants: int,
-    in_every_round: bool,
-  ) -> events.BayesianGaussianEvent:
-    """Returns the event of one client's step; its worst case if too small.
+  def _group_events(
+    self, groups: measurements_lib.ExampleGroups, participants: int
+  ) -> Iterator[events_lib.BayesianGaussianEvent]:
+    """Yields each group's event; its worst case if too few were measured.
 
-    A client that is charged in every round is charged for its chance to come;
-    one that is charged when it came, is charged for that.
+    A client that is measured in every round is charged for its chance to take
+    part. Any other is measured only when it took part, and charged in full.
     """
-    inclusion = 1.0
-    if self.averages_noise and in_every_round:
-      inclusion = self.inclusion_probability(participants)
-    worst = self.worst_case_squared_distance(participants)
-    squared = np.asarray(squared_moves, np.float64)
-    squared = squared / self.example_variance(max(1, participants))
-    if squared.size < mean_bounds.FEWEST_UNITS:
-      squared = np.full(mean_bounds.FEWEST_UNITS, worst)
-    return events.BayesianGaussianEvent(
-      # Rounding in float32 must not carry a move beyond the worst case.
-      np.minimum(squared, worst),
-      self.example_probability(holding),
-      worst,
-      bool(self.panel_examples),
-      inclusion,
-    )
-
-  def client_event(
-    self,
-    squared_measures: np.ndarray,
-    taking_part: np.ndarray,
-    participants: int,
-    clip_norm: float,
-    panel: bool,
-  ) -> dp_accounting.DpEvent:
-    """Returns a round as an event for an accountant of clients.
-
-    In 'split' as `GaussianMechanism.event`. In 'joint' adjacency is zero-out:
-    an absent client contributes its noise, around 0 or the last mean, so that
-    it moves the mean of n by ‖u_i‖ / n, hidden by the noise of all.
-
-    Args:
-      squared_measures: In 'joint' ‖u_i‖² of measured clients before noise, or
-        their squared distance from the last mean.
-      taking_part: Whether each took part.
-      participants: n.
-      clip_norm: C.
-      panel: Whether the clients are the same in every round.
-    """
-    if self.level == 'split':
-      return self.server.event(
-        squared_measures, taking_part, participants, clip_norm, panel
+    worst = float(self.worst_case_squared_distance('example', participants))
+    variance = float(self.example_variance(participants))
+    included = float(self.inclusion_probability(participants))
+    for moves, holding, always in zip(
+      groups.moves(), groups.holdings, groups.in_every_round
+    ):
+      squared = np.asarray(moves, np.float64) / variance
+      if squared.size < mean_bounds.FEWEST_UNITS:
+        squared = np.full(mean_bounds.FEWEST_UNITS, worst)
+      yield events_lib.BayesianGaussianEvent(
+        # Rounding in float32 must not carry a move beyond the worst case.
+        np.minimum(squared, worst),
+        float(self.example_probability(holding)),
+        worst,
+        bool(self.panel_examples),
+        included if self.averages_noise and always else 1.0,
       )
-    variance = self.mean_variance(max(1, participants))
-    if not variance:
-      return dp_accounting.NonPrivateDpEvent()
-    if not participants:
-      return dp_accounting.NoOpDpEvent()
-    worst = self.worst_case_client_squared_distance(participants)
-    squared = np.asarray(squared_measures, np.float64) / clip_norm**2
-    squared = np.minimum(squared / (participants**2 * variance), worst)
-    if squared.size < mean_bounds.FEWEST_UNITS:
-      squared = np.full(mean_bounds.FEWEST_UNITS, worst)
-    return events.BayesianGaussianEvent(
-      squared, 1.0, worst, panel, self.inclusion_probability(participants)
-    )
 
-  def worst_case_client_squared_distance(self, participants: int) -> float:
-    """Returns the largest r² of any client, with n participants."""
-    if self.level == 'split':
-      return self.server.worst_case_squared_distance(participants)
-    variance = self.mean_variance(max(1, participants))
-    move = 2.0 if self.reference_is_last_mean else 1.0
-    if not variance:
-      return math.inf
-    return move**2 / (participants**2 * variance) if participants else 0.0
-
-  def events(
-    self,
-    squared_measures: np.ndarray,
-    taking_part: np.ndarray,
-    groups: Optional[ExampleGroups],
-    participants: int,
-    clip_norm: float,
-    panel: bool,
-  ) -> dict[str, dp_accounting.DpEvent]:
-    """Returns a round's event for each of `units`."""
-    if groups is None:
-      raise ValueError(f'level {self.level!r} needs measured examples.')
-    result = {}
-    if 'client' in self.units:
-      result['client'] = self.client_event(
-        squared_measures, taking_part, participants, clip_norm, panel
-      )
-    result['example'] = self.example_event(groups, participants)
-    return result
-
-  def reported_event(
-    self,
-    unit: str,
-    costs: np.ndarray,
-    failure_probability: float,
-    participants: int,
+  def _reported_event(
+    self, measurements: measurements_lib.Measurements
   ) -> dp_accounting.DpEvent:
-    """Returns a round of which the server learnt the cost of every order.
+    """Returns a round of which the server learnt the examples' costs.
 
-    Args:
-      unit: 'client' or 'example'.
-      costs: For examples summed over all that counts: clients and steps in
-        sequential accounting, else steps.
-      failure_probability: δ′ of the bounds.
-      participants: n.
+    They are summed over all that counts: clients and steps in sequential
+    accounting, else steps.
     """
-    if not participants:
+    assert measurements.reported is not None
+    if not measurements.participants:
       return dp_accounting.NoOpDpEvent()
     if not self.noise_multiplier:
       return dp_accounting.NonPrivateDpEvent()
-    if unit == 'client' and self.level == 'split':
-      return self.server.reported_event(
-        unit, costs, failure_probability, participants
-      )
-    if unit == 'client':
-      return events.ReportedCostEvent(
-        costs,
-        failure_probability,
-        1.0,
-        self.worst_case_client_squared_distance(participants),
-        self.inclusion_probability(participants),
-      )
     repeats = self.local_steps
     if self.accounting == 'sequential':
-      repeats *= participants
-    event = events.ReportedCostEvent(
+      repeats *= measurements.participants
+    costs, failure_probability = measurements.reported['example']
+    event = events_lib.ReportedCostEvent(
       np.asarray(costs) / repeats,
       failure_probability,
-      self.largest_example_probability,
-      self.worst_case_squared_distance(participants),
+      float(self.largest_example_probability),
+      float(
+        self.worst_case_squared_distance('example', measurements.participants)
+      ),
     )
     return dp_accounting.SelfComposedDpEvent(event, repeats)
 
+  def is_panel(self, unit: str, panel_size: int) -> bool:
+    """Whether there is a panel of clients, or of examples."""
+    return bool(self.panel_examples if unit == 'example' else panel_size)
 
-def total_steps(
-  mechanism: InstanceMechanism, rounds: int, client_count: int
-) -> int:
-  """Returns how many costs are added up, for composition by Hölder."""
-  steps = rounds * mechanism.local_steps
-  return steps * client_count if mechanism.accounting == 'sequential' else steps
+  def cost_count(self, unit: str, rounds: int, client_count: int) -> int:
+    """Returns how many costs of a unit are added up."""
+    if unit == 'client':
+      return rounds
+    steps = rounds * self.local_steps
+    return steps * client_count if self.accounting == 'sequential' else steps
+
+  def counted_otherwise(self) -> dict[str, base.Mechanism]:
+    """Returns the mechanism with each accounting that its measurements admit.
+
+    What was measured for sequential accounting is of the participants alone;
+    what was measured for the others includes that.
+    """
+    ways = dict.fromkeys(('sequential', self.accounting))
+    result: dict[str, base.Mechanism] = {}
+    if 'client' in self.units:
+      result['client'] = self
+    for accounting in ways:
+      changed = self
+      if accounting != self.accounting:
+        changed = dataclasses.replace(
+          self, accounting=accounting, panel_examples=0
+        )
+      result[f'example_{accounting}'] = changed
+    return result
+
+  def paper_dp_event(self) -> Optional[dp_accounting.DpEvent]:
+    """Returns nothing: the paper counts as we do."""
+    return None
+
+  def description(self, unit: str) -> base.Description:
+    """Returns what a report says of the protection of examples."""
+    del unit
+    return base.Description(self.clipping, self.noise_multiplier, None)
+
+  def caveats(self) -> list[str]:
+    """Returns what figures of examples rest on."""
+    accounting = self.accounting
+    if accounting == 'aggregate' and not self.averages_noise:
+      accounting = 'parallel'
+    caveats = [_CAVEATS[accounting]]
+    if self.accounting != accounting:
+      caveats.append(
+        'With several local steps the noise of other clients cannot be '
+        'counted, so aggregate accounting is that of parallel.'
+      )
+    return caveats
+
+  def check_holdings(self, holdings: Sequence[int]) -> None:
+    """Raises ValueError for clients with too few examples."""
+    smallest = min((holding for holding in holdings if holding), default=0)
+    if smallest < self.smallest_holding:
+      raise ValueError(
+        f'smallest_holding is {self.smallest_holding}, but a client has '
+        f'{smallest} examples.'
+      )
+    if self.panel_examples and smallest < mean_bounds.FEWEST_UNITS:
+      raise ValueError(
+        f'A panel of examples needs clients with at least '
+        f'{mean_bounds.FEWEST_UNITS} examples. Found one with {smallest}.'
+      )
 
 
-def check_holdings(
-  mechanism: InstanceMechanism, holdings: Sequence[int]
-) -> None:
-  """Raises ValueError for clients with too few examples."""
-  smallest = min((holding for holding in holdings if holding), default=0)
-  if smallest < mechanism.smallest_holding:
-    raise ValueError(
-      f'smallest_holding is {mechanism.smallest_holding}, but a client has '
-      f'{smallest} examples.'
-    )
-  if mechanism.panel_examples and smallest < mean_bounds.FEWEST_UNITS:
-    raise ValueError(
-      f'A panel of examples needs clients with at least '
-      f'{mean_bounds.FEWEST_UNITS} examples. Found one with {smallest}.'
-    )
+def _at_least_one(participants: Any) -> Any:
+  xp = array_namespace.of(participants)
+  return xp.maximum(xp.float64(participants), 1)
+
+
+def arguments(options: Any, facts: base.Facts) -> dict[str, Any]:
+  """Returns the constructor's arguments, but for the accounting."""
+  noise = options.noise_multiplier
+  if noise is None:
+    noise = 0.3 if options.clipping == 'batch' else 2.0
+  return {
+    'noise_multiplier': noise,
+    'clip_norm': options.clip_norm,
+    'batch_size': facts.batch_size,
+    'participation_probability': options.participation_probability,
+    'clients_per_round': options.participation_probability * facts.client_count,
+    'total_examples': sum(facts.holdings),
+    'smallest_holding': min(filter(None, facts.holdings), default=1),
+    'clipping': options.clipping,
+    'server_noise_multiplier': options.server_noise_multiplier,
+    'local_steps': facts.local_steps,
+    'panel_examples': options.panel_examples,
+  }
+
+
+@base.register(*(f'instance_{accounting}' for accounting in ACCOUNTINGS))
+def _make(options: Any, facts: base.Facts) -> InstanceMechanism:
+  """Makes the mechanism of an instance level."""
+  options.check_idle(
+    *('mechanism', 'clip_quantile', 'joint_reference', 'example_accounting')
+  )
+  accounting = options.level.removeprefix('instance_')
+  return InstanceMechanism(accounting, **arguments(options, facts))

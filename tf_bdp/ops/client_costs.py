@@ -19,17 +19,16 @@ from typing import Optional, Union
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from scipy import special
 
-from tf_bdp import validation
+from tf_bdp import array_namespace, validation
 from tf_bdp.accounting import log_space, mean_bounds
 
 ESTIMATORS = ('student_t', 'bernstein')
 
+_float64 = array_namespace.of_tensorflow().float64
+
 _TensorLike = Union[tf.Tensor, npt.ArrayLike]
 
-# As in `mean_bounds`: beyond this, exponentials are relative to the largest.
-_LARGEST_EXPONENT = 300.0
 # TensorFlow takes numbers below this for zero.
 _SMALLEST_SHARE = float(np.finfo(np.float64).tiny)
 # Shares are rounded up by this part of them. It is above what they lose by
@@ -70,24 +69,12 @@ def log_moments(
   # of q^k (1-q)^(n-k) (exp(k(k-1) r²/2) - 1), is the excess over one, and keeps
   # its relative accuracy however small it is.
   k = np.arange(2.0, orders[-1] + 2)
-  excesses = _log_expm1(distances[:, tf.newaxis] * (k * (k - 1) / 2))
+  excesses = log_space.log_expm1(distances[:, tf.newaxis] * (k * (k - 1) / 2))
   columns = []
   for order in orders:  # One at a time, so that memory is units x terms.
     terms = excesses[:, :order] + _log_binomial(order + 1, k[:order], q)
     columns.append(tf.math.softplus(tf.reduce_logsumexp(terms, axis=1)))
   return tf.stack(columns, axis=1)
-
-
-def included(costs: tf.Tensor, probability: tf.Tensor) -> tf.Tensor:
-  """Returns log(1 - a + a exp ℓ), rounded up; see `BayesianGaussianEvent`.
-
-  Args:
-    costs: ℓ, of any shape.
-    probability: a, a scalar tensor.
-  """
-  log_excess = tf.math.log(_float64(probability)) + _log_expm1(_float64(costs))
-  result = tf.math.softplus(log_excess) * _ROUND_UP
-  return tf.where(costs > 0, tf.minimum(result, costs), tf.zeros_like(costs))
 
 
 def bound_of_mean(
@@ -223,7 +210,7 @@ def bound_from_sums(
     variance = np.maximum(square - smallest_mean**2, 0.0)
     log_unit = log_space.log_expm1(scale)
     if estimator == 'student_t':
-      quantile = _student_t_quantile(count - 1, failure_probability)
+      quantile = mean_bounds.student_t_quantile(count - 1, failure_probability)
       log_excess = log_unit + np.log(
         mean + quantile * np.sqrt(variance / (count - 1))
       )
@@ -251,18 +238,18 @@ def _student_t_log_excess(
   del worst
   largest = tf.reduce_max(values, axis=0)
   smallest = tf.reduce_min(tf.where(usable, values, largest), axis=0)
-  log_scale = _log_scale(largest)
+  log_scale = log_space.log_scale(largest)
   mean, squares = _mean_and_squares(
-    _scaled_excess(values, log_scale), usable, count
+    log_space.scaled_excess(values, log_scale), usable, count
   )
   number = tf.cast(tf.maximum(count, 1), tf.float64)
   deviation = tf.sqrt(squares / number)
   # Rounding must not pass for a deviation that t's quantile then magnifies.
   differ = smallest < largest
-  mean = tf.where(differ, mean, _scaled_excess(largest, log_scale))
+  mean = tf.where(differ, mean, log_space.scaled_excess(largest, log_scale))
   deviation = tf.where(differ, deviation, 0.0)
   freedoms = np.maximum(np.arange(most + 1) - 1, 1)
-  margins = _student_t_quantile(freedoms, failure_probability)
+  margins = mean_bounds.student_t_quantile(freedoms, failure_probability)
   margin = tf.gather(tf.constant(margins / np.sqrt(freedoms)), count)
   return log_scale + tf.math.log(mean + margin * deviation)
 
@@ -277,9 +264,9 @@ def _bernstein_log_excess(
 ) -> tf.Tensor:
   """Returns log(E[y] - 1) as `mean_bounds.Bernstein` bounds it."""
   del most
-  log_scale = _log_scale(worst)
-  largest = _scaled_excess(worst, log_scale)
-  shares = _scaled_excess(values, log_scale) / tf.where(
+  log_scale = log_space.log_scale(worst)
+  largest = log_space.scaled_excess(worst, log_scale)
+  shares = log_space.scaled_excess(values, log_scale) / tf.where(
     largest > 0, largest, 1.0
   )
   mean, squares = _mean_and_squares(tf.minimum(shares, 1.0), usable, count)
@@ -287,21 +274,13 @@ def _bernstein_log_excess(
   number = tf.cast(tf.maximum(count, 2), tf.float64)
   deviation = tf.sqrt(2.0 * squares / (number - 1) * log_term / number)
   bound = mean + deviation + 7.0 * log_term / (3.0 * (number - 1))
-  return _log_expm1(worst) + tf.math.log(tf.minimum(bound, 1.0))
+  return log_space.log_expm1(worst) + tf.math.log(tf.minimum(bound, 1.0))
 
 
 _LOG_EXCESS_BOUNDS = {
   'student_t': _student_t_log_excess,
   'bernstein': _bernstein_log_excess,
 }
-
-
-def _student_t_quantile(
-  freedom: npt.ArrayLike, failure_probability: float
-) -> np.ndarray:
-  """Returns F⁻¹(1-δ′), or 0 where it would make a bound from below."""
-  # The lower tail, mirrored: 1 - δ′ would round to 1.
-  return np.maximum(0.0, -special.stdtrit(freedom, failure_probability))
 
 
 def _mean_and_squares(
@@ -314,13 +293,6 @@ def _mean_and_squares(
   return mean, tf.reduce_sum(tf.square(deviations), axis=0)
 
 
-def _float64(values: _TensorLike) -> tf.Tensor:
-  if tf.is_tensor(values):
-    return tf.cast(values, tf.float64)
-  # Not by `tf.cast`, which would take Python's numbers for float32.
-  return tf.constant(np.asarray(values, dtype=np.float64))
-
-
 def _log_binomial(trials: int, k: np.ndarray, q: tf.Tensor) -> tf.Tensor:
   """Returns log Pr[B(n, q) = k]."""
   log_choices = [math.log(math.comb(trials, int(number))) for number in k]
@@ -328,25 +300,6 @@ def _log_binomial(trials: int, k: np.ndarray, q: tf.Tensor) -> tf.Tensor:
     tf.constant(log_choices, tf.float64)
     + tf.math.xlogy(tf.constant(k, tf.float64), q)
     + tf.math.xlog1py(tf.constant(trials - k, tf.float64), -q)
-  )
-
-
-def _log_expm1(x: tf.Tensor) -> tf.Tensor:
-  """Returns log(exp(x) - 1) for x >= 0, to full relative accuracy."""
-  return x + tf.math.log(-tf.math.expm1(-x))
-
-
-def _log_scale(largest: tf.Tensor) -> tf.Tensor:
-  return tf.where(largest > _LARGEST_EXPONENT, largest, 0.0)
-
-
-def _scaled_excess(log_values: tf.Tensor, log_scale: tf.Tensor) -> tf.Tensor:
-  """Returns (exp ℓ - 1) / exp(scale) for scales from `_log_scale`."""
-  # Where there is a scale, exp ℓ is so large that the 1 does not count.
-  return tf.where(
-    log_scale > 0,
-    tf.exp(log_values - log_scale),
-    tf.math.expm1(log_values),
   )
 
 

@@ -31,3 +31,15 @@ def clip(
 def squared_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
   """Returns the sum of squares over all tensors."""
   return tf.add_n([tf.reduce_sum(tf.square(tensor)) for tensor in tensors])
+
+
+def compare(
+  number: tf.Tensor,
+  update: Sequence[tf.Tensor],
+  mean: Sequence[tf.Tensor],
+) -> tf.Tensor:
+  """Returns a client's number, ‖u‖² and ‖u - ū‖², as one row."""
+  away = [part - other for part, other in zip(update, mean)]
+  return tf.stack(
+    [tf.cast(number, tf.float32), squared_norm(update), squared_norm(away)]
+  )

@@ -5,11 +5,10 @@ exactly, from one pass over the examples (see `example_gradients`).
 """
 
 from collections.abc import Sequence
-from typing import Callable, NamedTuple
+from typing import Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
-from tf_bdp.learning import algorithm as algorithm_lib
 from tf_bdp.mechanisms import instance as instance_mechanism
 from tf_bdp.ops import clipping, example_gradients
 
@@ -74,7 +73,7 @@ def client_update(
   drawn: tf.Tensor,
   step_count: tf.Tensor,
   mechanism: instance_mechanism.InstanceMechanism,
-  algorithm: algorithm_lib.Algorithm,
+  learning_rate: Optional[float],
   normal: Callable[[tf.Tensor], tf.Tensor],
 ) -> ClientUpdate:
   """Computes a client's private update.
@@ -86,8 +85,9 @@ def client_update(
     drawn: Whether each is in the batch of each step, [steps, examples].
     step_count: How many steps the client takes, at most that many.
     mechanism: Clipping and noise.
-    algorithm: FedSGD, whose update is the noisy gradient, or FedAvg, whose
-      update is by how much noisy steps lower the weights.
+    learning_rate: Of the local steps of FedAvg, whose update is by how much
+      noisy steps lower the weights; None for FedSGD, whose update is the noisy
+      gradient.
     normal: Returns the standard normals of a step, one for each weight.
   """
   deviation = mechanism.client_noise_per_clip_norm * mechanism.clip_norm
@@ -95,7 +95,7 @@ def client_update(
   def noised(update: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
     return update + deviation * normal(number) if deviation else update
 
-  if algorithm.name == 'fed_sgd':
+  if learning_rate is None:
     result = step(model, features, labels, drawn[0], mechanism)
     sent = noised(result.update, tf.constant(0))
     return ClientUpdate(sent, result.update, result.squared_moves[tf.newaxis])
@@ -110,7 +110,7 @@ def client_update(
     squared_moves = squared_moves.write(number, result.squared_moves)
     taken = tf.cast(number < step_count, tf.float32)
     change = noised(result.update, number)
-    change = change * algorithm.client_learning_rate * taken
+    change = change * learning_rate * taken
     for variable, part in zip(variables, parts(change, variables)):
       variable.assign_sub(part)
   sent = flat([b - v for b, v in zip(before, variables)])
@@ -220,7 +220,7 @@ def _clipped_by_example(
   scales = scales * (1.0 - _ROUNDING)
   weights = tf.cast(drawn, tf.float32) * scales / batch_size
   update = flat(gradients.weighted_sum(weights))
-  if mechanism.level == 'joint':
+  if mechanism.bounds_clients:
     # More examples than expected must not make a client count for more.
     update = tf.clip_by_norm(update, clip_norm)
   moves = tf.minimum(norms / clip_norm, 1.0) / batch_size

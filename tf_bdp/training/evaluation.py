@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tf_bdp.learning import algorithm as algorithm_lib
+from tf_bdp.learning import losses
 
 _BATCH_SIZE = 1000
 
@@ -32,7 +32,7 @@ class Evaluator:
       ]
     )
     correct = np.argmax(logits, axis=-1) == self._labels
-    loss = algorithm_lib.LOSS(self._labels, logits)
+    loss = losses.LOSS(self._labels, logits)
     return {'accuracy': float(np.mean(correct)), 'loss': float(loss)}
 
   def save(self, weights: Sequence[np.ndarray], path: pathlib.Path) -> None:

@@ -1,0 +1,298 @@
+"""The TFF aggregator of every level: clip, sum, release, measure.
+
+What is released is up to a mechanism's `Aggregation`, how clients' values are
+summed to `Summation`, and what the server learns of clients to `Measurement`.
+"""
+
+import collections
+from typing import Any, NamedTuple, Optional, Protocol
+
+import dp_accounting
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tf_bdp.aggregators import runtime
+from tf_bdp.mechanisms import base
+from tf_bdp.ops import clipping, noise
+
+runtime.reap_on_exit()
+
+
+class Summation(Protocol):
+  """How values of clients become sums at the server."""
+
+  def update(self, updates: tff.Value, bound: tff.Value) -> tff.Value:
+    """Sums updates whose coordinates are at most `bound`, at the server."""
+
+  def count(self, ones: tff.Value) -> tff.Value:
+    """Sums zeros and ones."""
+
+
+class PlainSummation:
+  """Sums in the clear."""
+
+  def update(self, updates: tff.Value, bound: tff.Value) -> tff.Value:
+    """Sums updates."""
+    del bound
+    return tff.federated_sum(updates)
+
+  def count(self, ones: tff.Value) -> tff.Value:
+    """Sums zeros and ones."""
+    return tff.federated_sum(ones)
+
+
+class Measurement(Protocol):
+  """What the server learns of the clients of a round, beside their number."""
+
+  def learn(
+    self,
+    aggregation: Any,
+    clip_norm: tff.Value,
+    record: tff.Value,
+    sums: tff.Value,
+    aggregate: tff.Value,
+  ) -> 'collections.OrderedDict[str, tff.Value]':
+    """Returns values at the server, by their names in the metrics.
+
+    Args:
+      aggregation: The mechanism's.
+      clip_norm: Of the round, at the server.
+      record: At the clients: their update after clipping, and whether it is
+        usable, has failed and was below the clip norm, as 0 or 1.
+      sums: Of the records, at the server.
+      aggregate: The mean before noise, at the server.
+    """
+
+
+class NoMeasurement:
+  """The server learns the number of clients and nothing else."""
+
+  def learn(
+    self, *everything: Any
+  ) -> 'collections.OrderedDict[str, tff.Value]':
+    """Returns nothing."""
+    del everything
+    return collections.OrderedDict()
+
+
+class PrivateMeanState(NamedTuple):
+  """The aggregator's state.
+
+  Attributes:
+    aggregation: The mechanism's own state; its clip norm among it.
+    round_number: Counts from 0.
+    dp_event: The last round as ordinary DP sees it, before sampling.
+    is_init_state: Whether there was no round yet. TFF's
+      `extract_dp_event_from_state` reads this field and the one before.
+  """
+
+  aggregation: Any
+  round_number: Any
+  dp_event: Any
+  is_init_state: Any
+
+
+class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
+  """Releases what a mechanism's aggregation makes of the clients' updates.
+
+  Updates that are NaN, infinite or all zeros do not count: TFF's client work
+  puts zeros in place of an update that is not finite.
+  """
+
+  def __init__(
+    self,
+    aggregation: base.Aggregation,
+    *,
+    noise_seed: Optional[int] = None,
+    summation: Optional[Summation] = None,
+    measurement: Optional[Measurement] = None,
+  ):
+    """Makes a factory.
+
+    Args:
+      aggregation: What is released; `mechanism.aggregation`.
+      noise_seed: For experiments only; see `noise.add_noise`.
+      summation: How values of clients are summed; by default in the clear. See
+        `secure_sums.SecureSummation`.
+      measurement: What the server learns of clients; by default nothing.
+    """
+    self._aggregation = aggregation
+    self._noise_seed = noise_seed
+    self._summation = summation or PlainSummation()
+    self._measurement = measurement or NoMeasurement()
+
+  def create(
+    self, value_type: tff.Type, weight_type: Optional[tff.Type] = None
+  ) -> tff.templates.AggregationProcess:
+    """Creates the process for updates of `value_type`."""
+    if weight_type is not None:
+      raise TypeError(
+        'This aggregator takes no weights: with them, a client would move the '
+        'result by its weight times the clip norm. Where TFF wants a weighted '
+        'one, wrap it: tff.aggregators.as_weighted_aggregator(aggregator). '
+        'tf_bdp.learning.build_fed_sgd does so by itself.'
+      )
+    initial_state = self._build_initial_state()
+    clip_record = self._build_clip(value_type)
+    release = self._build_release(
+      initial_state.type_signature.result, clip_record.type_signature.result
+    )
+
+    @tff.federated_computation()
+    def init_fn():
+      return tff.federated_eval(initial_state, tff.SERVER)
+
+    @tff.federated_computation(
+      init_fn.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
+    )
+    def next_fn(state, value):
+      clip_norm = state.aggregation.clip_norm
+      record = tff.federated_map(
+        clip_record, (value, tff.federated_broadcast(clip_norm))
+      )
+      sums = tff.federated_zip(
+        collections.OrderedDict(
+          update=self._summation.update(record.update, clip_norm),
+          usable=self._summation.count(record.usable),
+          failed=self._summation.count(record.failed),
+          below=self._summation.count(record.below),
+        )
+      )
+      released = tff.federated_map(release, (state, sums))
+      learnt = self._measurement.learn(
+        self._aggregation, clip_norm, record, sums, released.aggregate
+      )
+      measurements = collections.OrderedDict(
+        participants=sums.usable,
+        failed_clients=sums.failed,
+        clip_norm=clip_norm,
+        **learnt,
+      )
+      return tff.templates.MeasuredProcessOutput(
+        released.state, released.result, tff.federated_zip(measurements)
+      )
+
+    return tff.templates.AggregationProcess(init_fn, next_fn)
+
+  def _build_initial_state(self) -> tff.Computation:
+    @tff.tensorflow.computation
+    def initial_state():
+      return PrivateMeanState(
+        aggregation=tf.nest.map_structure(
+          tf.constant, self._aggregation.initial_state()
+        ),
+        round_number=tf.constant(0, tf.int32),
+        dp_event=_gaussian_event(tf.constant(0.0)),
+        is_init_state=tf.constant(True),
+      )
+
+    return initial_state
+
+  def _build_clip(self, value_type: tff.Type) -> tff.Computation:
+    @tff.tensorflow.computation(value_type, np.float32)
+    def clip_record(value, clip_norm):
+      parts = tf.nest.flatten(value)
+      clipped, usable, norm = clipping.clip(parts, clip_norm)
+      usable = tf.cast(usable, tf.int32)
+      return collections.OrderedDict(
+        update=tf.nest.pack_sequence_as(
+          value, clipped if self._aggregation.clips else parts
+        ),
+        usable=usable,
+        failed=1 - usable,
+        below=usable * tf.cast(norm <= clip_norm, tf.int32),
+      )
+
+    return clip_record
+
+  def _build_release(
+    self, state_type: tff.Type, sums_type: tff.Type
+  ) -> tff.Computation:
+    """Noise, the next state, and the round's DP event."""
+    aggregation = self._aggregation
+
+    @tff.tensorflow.computation(state_type, sums_type)
+    def release(state, sums):
+      def add_noise(values, deviation, purpose):
+        return noise.add_noise(
+          values, deviation, self._noise_seed, state.round_number, purpose
+        )
+
+      count = tf.cast(sums['usable'], tf.float32)
+      released = aggregation.release(
+        state.aggregation,
+        base.Sums(
+          tf.nest.flatten(sums['update']),
+          count,
+          tf.cast(sums['below'], tf.float32),
+        ),
+        add_noise,
+      )
+      next_state = PrivateMeanState(
+        aggregation=released.state,
+        round_number=state.round_number + 1,
+        dp_event=_gaussian_event(_noise_multiplier(aggregation, count)),
+        is_init_state=tf.constant(False),
+      )
+
+      def pack(parts):
+        return tf.nest.pack_sequence_as(sums['update'], parts)
+
+      return collections.OrderedDict(
+        state=next_state,
+        result=pack(released.result),
+        aggregate=pack(released.aggregate),
+      )
+
+    return release
+
+
+def measure_clients(
+  aggregation: base.Aggregation,
+  record: tff.Value,
+  count: tff.Value,
+  aggregate: tff.Value,
+) -> tff.Value:
+  """Returns the clients' squared measures: each computes its own.
+
+  Args:
+    aggregation: Says what is measured.
+    record: As for `Measurement.learn`.
+    count: The number of participants, at the server.
+    aggregate: Their mean before noise, at the server.
+  """
+  record_type = record.type_signature.member
+
+  @tff.tensorflow.computation(record_type, record_type['update'], np.int32)
+  def measure(record, aggregate, count):
+    own = tf.nest.flatten(record['update'])
+    away = [p - m for p, m in zip(own, tf.nest.flatten(aggregate))]
+    return aggregation.measure(
+      clipping.squared_norm(own), clipping.squared_norm(away), True, count
+    )
+
+  return tff.federated_map(
+    measure,
+    (
+      record,
+      tff.federated_broadcast(aggregate),
+      tff.federated_broadcast(count),
+    ),
+  )
+
+
+def _gaussian_event(noise_multiplier: tf.Tensor) -> Any:
+  return dp_accounting.GaussianDpEvent(noise_multiplier).to_named_tuple()
+
+
+def _noise_multiplier(aggregation: Any, count: tf.Tensor) -> tf.Tensor:
+  """Returns z of a plain Gaussian mechanism with the same worst case.
+
+  It is 0, as without privacy, where clients' own noise protects them: that is
+  not the aggregation's to account for.
+  """
+  if not (aggregation.clips and aggregation.noise_multiplier):
+    return tf.constant(0.0)
+  worst = aggregation.worst_case_squared_distance('client', count)
+  return tf.cast(tf.cast(worst, tf.float64) ** -0.5, tf.float32)

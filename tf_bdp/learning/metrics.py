@@ -1,0 +1,79 @@
+"""What the metrics of a TFF process say of a round, for the accountants."""
+
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import dp_accounting
+import numpy as np
+
+from tf_bdp.aggregators import cost_reports
+from tf_bdp.learning import instance_processes
+from tf_bdp.mechanisms import base, measurements
+
+
+def events_from_metrics(
+  metrics: Mapping[str, Any],
+  mechanism: base.Mechanism,
+  reporting: Optional[Mapping[str, cost_reports.Reporting]] = None,
+) -> dict[str, dp_accounting.DpEvent]:
+  """Returns a round's event for the accountant of each protected unit.
+
+  Args:
+    metrics: The metrics of the round, `process.next(...).metrics`, of a process
+      whose aggregator is that of the mechanism.
+    mechanism: Whose round it was; `aggregator.mechanism` of a
+      `ClientPrivacyFactory`.
+    reporting: Under secure aggregation, how each unit's costs were bounded.
+
+  Returns:
+    An event of the round's own participants for each of `mechanism.units`; its
+    worst case, if they were too few to estimate from.
+  """
+  return mechanism.events(
+    measurements_from_metrics(metrics, mechanism, reporting)
+  )
+
+
+def measurements_from_metrics(
+  metrics: Mapping[str, Any],
+  mechanism: base.Mechanism,
+  reporting: Optional[Mapping[str, cost_reports.Reporting]] = None,
+) -> measurements.Measurements:
+  """Returns what was measured of a round's participants.
+
+  Arguments as for `events_from_metrics`.
+  """
+  learnt = metrics.get('aggregator', metrics)
+  if 'participants' not in learnt:
+    raise ValueError(
+      'The metrics hold no measurements of a ClientPrivacyFactory. Found '
+      f'{sorted(learnt)}.'
+    )
+  squared = learnt.get('squared_measures')
+  examples = reported = None
+  local = mechanism.local
+  if reporting is not None:
+    work = metrics['client_work'] if local is not None else {}
+    reported = cost_reports.read({**work, **learnt}, mechanism, reporting)
+  elif local is not None:
+    if local.panel_examples:
+      raise ValueError(
+        'A panel is measured in rounds in which it takes no part, too: train '
+        'with tf_bdp.engines, or use panel_examples = 0.'
+      )
+    answers = instance_processes.MovesByExample.read(
+      metrics['client_work'], local.local_steps
+    )
+    examples = local.groups({c: a.examples for c, a in answers.items()}, ())
+    if squared is None:
+      squared = [a.squared_norm for a in answers.values() if a.usable]
+  squared = np.asarray([] if squared is None else squared)
+  return measurements.Measurements(
+    int(learnt['participants']),
+    int(learnt['failed_clients']),
+    float(learnt['clip_norm']),
+    squared,
+    np.ones(squared.shape, bool),
+    examples=examples,
+    reported=reported,
+  )

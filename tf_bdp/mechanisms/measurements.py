@@ -1,0 +1,179 @@
+"""What a round measured: the one container that engines fill.
+
+Three scalings of "how far one unit moves the result" must not be mixed up:
+
+  measure:  what an engine measures of a unit, in the units of the updates. Of
+            a client ‖u - ū‖, its distance from the mean of the participants, or
+            ‖u‖, its own norm; the mechanism says which.
+  move:     by how much the unit moves what is released, in units of the clip
+            norm C. A mechanism makes it of a measure and of the number of
+            participants.
+  distance: r, the move over the deviation of the noise. It is all that an
+            accountant needs, and what events hold, squared.
+
+Examples are measured by their moves at once (`ExampleGroups`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+
+class ExampleGroups(NamedTuple):
+  """How far the examples of clients move what their clients send.
+
+  A group is the examples measured at one client in one of its local steps.
+
+  Attributes:
+    clients: The client of each group.
+    steps: The local step of each group, from 0.
+    holdings: How many examples each group's client has.
+    sizes: How many of them were measured.
+    squared_moves: ‖f(B) - f(B∖x)‖² / C², f being what the noise is added to;
+      all groups in a row.
+    in_every_round: Whether each group's client is measured in every round,
+      taking part or not; if not, it is because it took part.
+  """
+
+  clients: np.ndarray
+  steps: np.ndarray
+  holdings: np.ndarray
+  sizes: np.ndarray
+  squared_moves: np.ndarray
+  in_every_round: np.ndarray
+
+  @classmethod
+  def of(
+    cls, groups: Sequence[tuple[int, int, int, np.ndarray, bool]]
+  ) -> 'ExampleGroups':
+    """Returns groups of (client, step, holding, squared moves, always)."""
+    clients, steps, holdings, moves, always = (
+      zip(*groups) if groups else [()] * 5
+    )
+    return cls(
+      np.array(clients, np.int64),
+      np.array(steps, np.int64),
+      np.array(holdings, np.int64),
+      np.array([part.size for part in moves], np.int64),
+      np.concatenate([np.zeros(0), *moves]).astype(np.float32),
+      np.array(always, bool),
+    )
+
+  def moves(self) -> list[np.ndarray]:
+    """Returns the squared moves of each group."""
+    return np.split(self.squared_moves, np.cumsum(self.sizes)[:-1])
+
+
+class MeasuredClient(NamedTuple):
+  """What is known of the examples of one client in a round.
+
+  Attributes:
+    holding: How many examples the client has.
+    step_count: How many local steps it took; 0 if nothing of it was released.
+    measured: Which examples are measured in each step, [steps, examples].
+    squared_moves: Theirs, of the same shape or padded; None if the client's
+      update could not be used, for which the worst case is assumed.
+  """
+
+  holding: int
+  step_count: int
+  measured: np.ndarray
+  squared_moves: Optional[np.ndarray]
+
+
+class ReportedCosts(NamedTuple):
+  """Costs of a round that were bounded at the clients.
+
+  Attributes:
+    costs: Of every order.
+    failure_probability: δ′, the chance of each order's bound to fail.
+  """
+
+  costs: np.ndarray
+  failure_probability: float
+
+
+class Measurements(NamedTuple):
+  """What was measured in a round. Private data, without any noise.
+
+  Attributes:
+    participants: n, without the clients whose updates were unusable.
+    failed_clients: How many were left out for that.
+    clip_norm: The clip norm of the round.
+    squared_measures: Of the panel's clients in its order, or without a panel of
+      the participants.
+    taking_part: Whether each of them took part.
+    panel: Whether they are a panel, the same in every round.
+    examples: Where examples are protected, their moves.
+    reported: Where the server learns costs and no distances, those of each
+      protected unit; nothing else is measured then.
+  """
+
+  participants: int
+  failed_clients: int
+  clip_norm: float
+  squared_measures: np.ndarray
+  taking_part: np.ndarray
+  panel: bool = False
+  examples: Optional[ExampleGroups] = None
+  reported: Optional[Mapping[str, ReportedCosts]] = None
+
+
+def to_arrays(rounds: Sequence[Measurements]) -> dict[str, np.ndarray]:
+  """Returns the measurements of all rounds as arrays, for a checkpoint."""
+  columns: dict[str, list[np.ndarray]] = {}
+  for part in rounds:
+    for name, value in _to_columns(part).items():
+      columns.setdefault(name, []).append(np.atleast_1d(value))
+  result = {}
+  for name, values in columns.items():
+    result[name] = np.concatenate(values)
+    result[f'{name}_sizes'] = np.array([v.size for v in values], np.int64)
+  return result
+
+
+def _to_columns(part: Measurements) -> dict[str, np.ndarray]:
+  *simple, examples, reported = part
+  columns = dict(zip(part._fields, map(np.asarray, simple)))
+  if examples is not None:
+    columns |= {f'examples_{k}': v for k, v in examples._asdict().items()}
+  for unit, (costs, failure_probability) in (reported or {}).items():
+    columns[f'reported_{unit}'] = np.append(costs, failure_probability)
+  return columns
+
+
+def from_arrays(arrays: Mapping[str, np.ndarray]) -> list[Measurements]:
+  """Restores what `to_arrays` returned; other arrays do not disturb."""
+  columns = {
+    name: np.split(arrays[name], np.cumsum(arrays[f'{name}_sizes'])[:-1])
+    for name in arrays
+    if f'{name}_sizes' in arrays
+  }
+  rounds = arrays.get('participants', ())
+  return [
+    _from_columns({name: values[i] for name, values in columns.items()})
+    for i in range(len(rounds))
+  ]
+
+
+def _from_columns(columns: Mapping[str, np.ndarray]) -> Measurements:
+  def parts_of(prefix: str) -> dict[str, np.ndarray]:
+    return {
+      name.removeprefix(prefix): value
+      for name, value in columns.items()
+      if name.startswith(prefix)
+    }
+
+  examples, reported = parts_of('examples_'), parts_of('reported_')
+  return Measurements(
+    int(columns['participants'][0]),
+    int(columns['failed_clients'][0]),
+    float(columns['clip_norm'][0]),
+    columns['squared_measures'],
+    columns['taking_part'],
+    bool(columns['panel'][0]),
+    ExampleGroups(**examples) if examples else None,
+    {unit: ReportedCosts(v[:-1], float(v[-1])) for unit, v in reported.items()}
+    or None,
+  )

@@ -1,0 +1,442 @@
+"""One frozen description of a run, of which everything else is made.
+
+Options of scripts are fields of `Privacy`, `Accounting`, `Schedule` and `Seeds`
+here, and of `learning.Algorithm`: each has its default and its help once. A
+`Plan` puts them together with a mechanism, checks that they fit each other, and
+makes the sampler, the engine and the accountants.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Callable, Optional
+
+from tf_bdp import options, validation
+from tf_bdp.accounting import accountant as accountant_lib
+from tf_bdp.accounting import events, mean_bounds
+from tf_bdp.engines import base as engines
+from tf_bdp.learning import algorithm as algorithm_lib
+from tf_bdp.learning import sampling
+from tf_bdp.mechanisms import base as mechanisms
+from tf_bdp.mechanisms import client, instance
+
+if TYPE_CHECKING:
+  from tf_bdp.learning import federated_data
+
+ESTIMATORS = ('betting', 'bernstein', 'student_t')
+_LARGEST_DEFAULT_PANEL = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Privacy:
+  """What is protected, by whose noise."""
+
+  level: str = options.option(
+    'client',
+    'What is protected: clients, by noise of the server; examples, by noise of '
+    'the clients, whose costs are added up over clients (sequential), of which '
+    'the largest counts (parallel), or which hides examples of others as well '
+    '(aggregate); both, by the same noise (joint) or by two noises (split).',
+    choices=tuple(mechanisms.LEVELS),
+  )
+  mechanism: str = options.option(
+    'mean',
+    'What the server releases at client level: the mean of clipped updates '
+    'with noise (the paper), or their noised sum over the expected number '
+    '(TFF, DP-FedAvg).',
+    choices=client.KINDS,
+  )
+  noise_multiplier: Optional[float] = options.option(
+    None,
+    "The noise's standard deviation. At client level that of the server, in "
+    'units of the clip norm over the expected number of participants, by '
+    'default 2. Else that of each client, in units of the clip norm '
+    '(--clipping=batch, by default 0.3) or of the clip norm over the batch '
+    'size (--clipping=example, by default 2). 0 trains without privacy.',
+  )
+  server_noise_multiplier: float = options.option(
+    0.0,
+    "At the other levels, the server's own noise, in units of the clip norm "
+    'over the expected number of participants: on top of that of the clients '
+    '(instance_aggregate, joint), or counted on its own (split).',
+  )
+  clip_norm: float = options.option(
+    1.0, 'Updates, or gradients, are clipped to this norm.'
+  )
+  clip_quantile: Optional[float] = options.option(
+    None,
+    'Adaptive clipping at client level: the clip norm follows this quantile of '
+    "the updates' norms.",
+  )
+  clipping: str = options.option(
+    'batch',
+    'Where examples are protected: clip the gradient of a batch as a whole, as '
+    'the paper does, or that of each example, as DP-SGD does.',
+    choices=instance.CLIPPINGS,
+  )
+  example_accounting: Optional[str] = options.option(
+    None,
+    'How costs of examples are counted with --level=joint (by default '
+    'aggregate) and split (by default parallel).',
+    choices=instance.ACCOUNTINGS,
+  )
+  joint_reference: str = options.option(
+    'zero',
+    'With --level=joint, around what an absent client contributes noise.',
+    choices=('zero', 'last_mean'),
+  )
+  participation_probability: float = options.option(
+    0.5, 'Chance of a client to take part in a round.'
+  )
+  sampling: str = options.option(
+    'poisson',
+    'How participants are drawn. The theory assumes poisson.',
+    choices=sampling.KINDS,
+  )
+  secure_aggregation: bool = options.option(
+    False,
+    "Updates and costs reach the server by TFF's secure sums alone, in its "
+    'test runtime (--engine=tff).',
+  )
+  panel_examples: int = options.option(
+    0,
+    'Where examples are protected: of each client of the panel, this many '
+    'examples are measured in every round. With 0 those that were drawn are, '
+    'and composition is by Hoelder.',
+  )
+
+  def __post_init__(self) -> None:
+    options.check_choices(self)
+
+  def check_idle(self, *names: str) -> None:
+    """Raises ValueError for options that have no effect at the level."""
+    check_idle(self, self.level, names)
+
+  def build(self, facts: mechanisms.Facts) -> mechanisms.Mechanism:
+    """Makes the mechanism of the level."""
+    return mechanisms.LEVELS[self.level](self, facts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Accounting:
+  """What is accounted for, from which measurements, and when to stop."""
+
+  delta: float = options.option(
+    1e-3, 'Delta of the privacy guarantee; below one over the clients is usual.'
+  )
+  example_delta: Optional[float] = options.option(
+    None,
+    'Delta of examples where clients are protected, too; by default the same.',
+  )
+  panel_size: Optional[int] = options.option(
+    None,
+    'Clients that are measured in every round, taking part or not; by default '
+    'all, at most 100. With 0 only participants are, and composition is by '
+    'Hoelder.',
+  )
+  estimator: Optional[str] = options.option(
+    None,
+    'How the mean cost is bounded for the progress bar and the budget: '
+    "student_t is the paper's and rests on its assumption; the others hold for "
+    'all distributions. By default betting for clients and bernstein for '
+    'examples.',
+    choices=ESTIMATORS,
+  )
+  bdp_epsilon_budget: Optional[float] = options.option(
+    None, 'Stop before the round that would exceed this Bayesian epsilon.'
+  )
+  example_bdp_epsilon_budget: Optional[float] = options.option(
+    None, 'The same for examples where clients are protected, too.'
+  )
+  dp_epsilon_budget: Optional[float] = options.option(
+    None, 'Record when this ordinary epsilon is spent, and go on.'
+  )
+
+  def __post_init__(self) -> None:
+    options.check_choices(self)
+    validation.check_delta('delta', self.delta)
+    if self.example_delta is not None:
+      validation.check_delta('example_delta', self.example_delta)
+    for name in (
+      *('bdp_epsilon_budget', 'example_bdp_epsilon_budget'),
+      'dp_epsilon_budget',
+    ):
+      if getattr(self, name) is not None:
+        validation.check_positive(name, getattr(self, name))
+    if self.panel_size and self.panel_size < mean_bounds.FEWEST_UNITS:
+      raise ValueError(
+        f'panel_size must be at least {mean_bounds.FEWEST_UNITS}, or 0 for '
+        f'none. Found {self.panel_size}.'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """Where rounds run, how many, and what happens between them."""
+
+  engine: str = options.option(
+    'inprocess',
+    "Where rounds run: in this process, on GPUs if there are any, or on TFF's "
+    'C++ runtime, on CPUs.',
+    choices=tuple(engines.ENGINES),
+  )
+  rounds: int = options.option(100, 'Train for at most this many rounds.')
+  average_iterates: float = options.option(
+    0.0,
+    'Evaluate and save an exponential average of the weights, with this factor '
+    'below 1; it takes noise out and costs no privacy. 0 for the last weights.',
+  )
+  evaluate_every: int = options.option(
+    10, 'Rounds from one evaluation to the next.'
+  )
+  checkpoint_every: int = options.option(
+    10, 'Rounds from one checkpoint to the next.'
+  )
+
+  def __post_init__(self) -> None:
+    options.check_choices(self)
+    for name in ('rounds', 'evaluate_every', 'checkpoint_every'):
+      validation.check_positive_integer(name, getattr(self, name))
+    if not 0 <= self.average_iterates < 1:
+      raise ValueError(
+        f'average_iterates must be in [0, 1). Found {self.average_iterates}.'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Seeds:
+  """What can be repeated."""
+
+  seed: int = options.option(
+    0,
+    'Seed of the split of the data, the initial weights, the draws and the '
+    'panel.',
+  )
+  noise_seed: Optional[int] = options.option(
+    None,
+    'Makes the noise reproducible, for experiments: whoever knows it can take '
+    'the noise away. Without it noise is fresh and cannot be repeated.',
+  )
+
+  def __post_init__(self) -> None:
+    if self.seed < 0:
+      raise ValueError(f'seed must be 0 or more. Found {self.seed}.')
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """A run, before it starts.
+
+  Attributes:
+    mechanism: What a round releases.
+    client_count: N.
+    algorithm: How clients and server learn.
+    accounting: What is accounted for.
+    schedule: How many rounds, and where.
+    seeds: What can be repeated.
+    sampling: 'poisson' or 'fixed_size'; see `Sampler`.
+    secure_aggregation: Whether clients report costs by secure sums.
+  """
+
+  mechanism: mechanisms.Mechanism
+  client_count: int
+  algorithm: algorithm_lib.Algorithm = dataclasses.field(
+    default_factory=algorithm_lib.Algorithm
+  )
+  accounting: Accounting = Accounting()
+  schedule: Schedule = Schedule()
+  seeds: Seeds = Seeds()
+  sampling: str = 'poisson'
+  secure_aggregation: bool = False
+
+  @classmethod
+  def of(
+    cls,
+    data: 'federated_data.FederatedData',
+    privacy: Privacy,
+    algorithm: algorithm_lib.Algorithm,
+    **groups: Any,
+  ) -> 'Plan':
+    """Makes the plan of a run from options, and from what the data are.
+
+    Args:
+      data: The clients' data.
+      privacy: What is protected.
+      algorithm: How clients and server learn.
+      **groups: `accounting`, `schedule` and `seeds`.
+    """
+    steps = algorithm.local_steps(
+      max(data.holdings), algorithm.client_batch_size
+    )
+    facts = mechanisms.Facts(data.holdings, algorithm.client_batch_size, steps)
+    return cls(
+      privacy.build(facts),
+      data.client_count,
+      algorithm,
+      sampling=privacy.sampling,
+      secure_aggregation=privacy.secure_aggregation,
+      **groups,
+    )
+
+  def __post_init__(self) -> None:
+    self.sampler.panel(self.panel_size)
+    if len(self.mechanism.units) == 1:
+      idle = ('example_delta', 'example_bdp_epsilon_budget')
+      check_idle(self.accounting, self.mechanism.level, idle)
+    local = self.mechanism.local
+    if local is not None and local.panel_examples and not self.panel_size:
+      raise ValueError(
+        'A panel of examples needs a panel of clients. Found panel_size = 0 '
+        f'with panel_examples = {local.panel_examples}.'
+      )
+    if self.secure_aggregation:
+      self._check_secure()
+
+  def _check_secure(self) -> None:
+    """Raises ValueError for what secure sums do not allow."""
+    local = self.mechanism.local
+    if self.schedule.engine != 'tff':
+      raise ValueError(
+        "--secure_aggregation is done by TFF's secure sums. Add --engine=tff."
+      )
+    if self.accounting.panel_size or (local and local.panel_examples):
+      raise ValueError(
+        'A panel adds up costs over rounds, which clients under secure '
+        'aggregation would have to keep; those of TFF keep nothing. Leave out '
+        '--panel_size and --panel_examples: composition is by Hoelder.'
+      )
+    if self.accounting.estimator == 'betting':
+      raise ValueError(
+        'The betting estimator needs the single costs. With '
+        '--secure_aggregation use --estimator=bernstein or student_t.'
+      )
+
+  @property
+  def panel_size(self) -> int:
+    """How many clients are measured in every round."""
+    size = self.accounting.panel_size
+    if size is not None:
+      return size
+    # TFF cannot compute a noisy update a second time, to measure it.
+    cannot_measure = (
+      self.schedule.engine == 'tff'
+      and self.mechanism.local is not None
+      and self.mechanism.aggregation.compares
+      and self.seeds.noise_seed is None
+    )
+    if self.secure_aggregation or cannot_measure:
+      return 0
+    return min(self.client_count, _LARGEST_DEFAULT_PANEL)
+
+  @property
+  def sampler(self) -> sampling.Sampler:
+    """What draws participants, panel and examples."""
+    return sampling.Sampler(
+      self.client_count,
+      self.mechanism.participation_probability,
+      self.sampling,
+      self.seeds.seed,
+    )
+
+  def engine(
+    self,
+    model_fn: Callable[[], Any],
+    data: 'federated_data.FederatedData',
+    **options: Any,
+  ) -> engines.Engine:
+    """Makes the engine.
+
+    Args:
+      model_fn: Makes a Keras model whose outputs are logits.
+      data: The clients' data.
+      **options: What only this engine takes.
+    """
+    self.check_data(data.client_count)
+    return engines.create(
+      self.schedule.engine,
+      model_fn,
+      data,
+      mechanism=self.mechanism,
+      algorithm=self.algorithm,
+      sampler=self.sampler,
+      noise_seed=self.seeds.noise_seed,
+      reporting=self.reporting() if self.secure_aggregation else None,
+      **options,
+    )
+
+  def check_data(self, client_count: int) -> None:
+    """Raises ValueError if there are other clients than planned for."""
+    if client_count != self.client_count:
+      raise ValueError(
+        f'The plan is for {self.client_count} clients; the data are of '
+        f'{client_count}.'
+      )
+
+  def is_panel(self, unit: str) -> bool:
+    """Whether a unit's distances are those of a panel."""
+    return self.mechanism.is_panel(unit, self.panel_size)
+
+  def accountant(self, unit: str) -> accountant_lib.BayesianAccountant:
+    """Returns a fresh accountant of a unit."""
+    estimator = self.accounting.estimator
+    if estimator is None:
+      free = unit == 'example' or self.secure_aggregation
+      estimator = 'bernstein' if free else 'betting'
+    relation = self.mechanism.relation(unit)
+    if self.is_panel(unit):
+      return accountant_lib.BayesianAccountant(
+        estimator=estimator, neighboring_relation=relation
+      )
+    return accountant_lib.BayesianAccountant(
+      'holder',
+      estimator=estimator,
+      neighboring_relation=relation,
+      total_rounds=self.mechanism.cost_count(
+        unit, self.schedule.rounds, self.client_count
+      ),
+    )
+
+  def accountants(self) -> dict[str, accountant_lib.BayesianAccountant]:
+    """Returns a fresh accountant for each unit that is protected."""
+    return {unit: self.accountant(unit) for unit in self.mechanism.units}
+
+  def reporting(self) -> Mapping[str, events.Reporting]:
+    """Returns how each unit's costs are bounded where they are reported."""
+    return {
+      unit: accountant.reporting(self.delta_of(unit))
+      for unit, accountant in self.accountants().items()
+    }
+
+  def delta_of(self, unit: str) -> float:
+    """Returns δ of a unit."""
+    example_delta = self.accounting.example_delta
+    if unit == self.mechanism.units[0] or example_delta is None:
+      return self.accounting.delta
+    return example_delta
+
+  def budget_of(self, unit: str) -> Optional[float]:
+    """Returns the Bayesian ε at which to stop, if there is one."""
+    if unit == self.mechanism.units[0]:
+      return self.accounting.bdp_epsilon_budget
+    return self.accounting.example_bdp_epsilon_budget
+
+  def settings(self) -> dict[str, Any]:
+    """Returns all that determines the run, by name, as plain data."""
+    mechanism = dataclasses.asdict(self.mechanism)  # type: ignore[call-overload]
+    groups = (self.algorithm, self.accounting, self.schedule, self.seeds)
+    return {
+      'level': self.mechanism.level,
+      **{f'mechanism_{name}': value for name, value in mechanism.items()},
+      'client_count': self.client_count,
+      'sampling': self.sampling,
+      'secure_aggregation': self.secure_aggregation,
+      **options.to_flat(*groups),
+    }
+
+
+def check_idle(group: Any, level: str, names: tuple[str, ...]) -> None:
+  """Raises ValueError for options that have no effect at a level."""
+  for field in dataclasses.fields(group):
+    if field.name in names and getattr(group, field.name) != field.default:
+      raise ValueError(
+        f'--{field.name} has no effect with --level={level}. Leave it out.'
+      )

@@ -1,0 +1,153 @@
+"""All that a run has done so far, in memory and in its checkpoint."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import dp_accounting
+import numpy as np
+
+from tf_bdp.accounting import accountant as accountant_lib
+from tf_bdp.engines import base as engines
+from tf_bdp.mechanisms import measurements as measurements_lib
+from tf_bdp.training import checkpoint
+from tf_bdp.training import plan as plan_lib
+
+CHECKPOINT_FILE = 'checkpoint.npz'
+_VERSION = 2
+_ENGINE, _MEASURED, _AVERAGED = 'engine_', 'measured_', 'averaged_'
+
+
+@dataclasses.dataclass
+class Progress:
+  """What a run has done.
+
+  Attributes:
+    state: The engine's.
+    accountants: With all rounds, by what they protect: 'client', 'example' or
+      both.
+    rows: The metrics of every round.
+    measurements: What was measured in every round.
+    events: What every round told the accountants.
+    dp_stop: Number and metrics of the last round within DP's budget, once it
+      is spent.
+    stopped: Why training ended before its last round, if it did.
+    averaged: The averaged weights, if they are.
+  """
+
+  state: Any
+  accountants: dict[str, accountant_lib.BayesianAccountant]
+  rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+  measurements: list[measurements_lib.Measurements] = dataclasses.field(
+    default_factory=list
+  )
+  events: list[dict[str, dp_accounting.DpEvent]] = dataclasses.field(
+    default_factory=list
+  )
+  dp_stop: Optional[dict[str, Any]] = None
+  stopped: str = ''
+  averaged: Optional[list[np.ndarray]] = None
+
+  @property
+  def round_number(self) -> int:
+    """How many rounds are done."""
+    return len(self.rows)
+
+  def weights(self, engine: engines.Engine) -> list[np.ndarray]:
+    """Returns the weights to be used, averaged if they are."""
+    if self.averaged is not None:
+      return self.averaged
+    return engine.model_weights(self.state)
+
+  def events_of(self, unit: str) -> list[dp_accounting.DpEvent]:
+    """Returns what a unit's accountant was told, one event a round."""
+    return [events[unit] for events in self.events]
+
+
+def save(
+  directory: pathlib.Path,
+  engine: engines.Engine,
+  settings: Mapping[str, Any],
+  progress: Progress,
+) -> None:
+  """Writes the checkpoint, in one step."""
+  parts = {
+    _ENGINE: engine.to_arrays(progress.state),
+    _MEASURED: measurements_lib.to_arrays(progress.measurements),
+    _AVERAGED: {str(i): part for i, part in enumerate(progress.averaged or ())},
+  }
+  arrays = {
+    prefix + name: array
+    for prefix, part in parts.items()
+    for name, array in part.items()
+  }
+  contents = {
+    'version': _VERSION,
+    'settings': dict(settings),
+    'accountants': {
+      unit: accountant.state_dict()
+      for unit, accountant in progress.accountants.items()
+    },
+    'rows': progress.rows,
+    'dp_stop': progress.dp_stop,
+    'stopped': progress.stopped,
+  }
+  checkpoint.save(directory / CHECKPOINT_FILE, arrays, contents)
+
+
+def restore(
+  directory: pathlib.Path,
+  engine: engines.Engine,
+  plan: plan_lib.Plan,
+  settings: Mapping[str, Any],
+) -> Progress:
+  """Reads the checkpoint.
+
+  More rounds than planned for at first may follow, where the accountants did
+  not have to know how many there would be.
+
+  Raises:
+    ValueError: It is damaged, or of other settings.
+  """
+  arrays, contents = checkpoint.load(directory / CHECKPOINT_FILE)
+  if contents.get('version') != _VERSION:
+    raise ValueError(
+      f'{directory} holds a run of another release of tf_bdp, which cannot be '
+      'resumed by this one.'
+    )
+  saved = dict(contents['settings'])
+  if saved.get('rounds') != settings.get('rounds'):
+    if not all(plan.is_panel(unit) for unit in plan.mechanism.units):
+      raise ValueError(
+        f'The run was planned for {saved.get("rounds")} rounds, and its '
+        'composition by Hoelder had to know that in advance: --rounds cannot '
+        'be changed. With a panel it can.'
+      )
+    saved['rounds'] = settings.get('rounds')
+  checkpoint.check_settings(saved, settings)
+  accountants = plan.accountants()
+  for unit, accountant in accountants.items():
+    accountant.load_state_dict(contents['accountants'][unit])
+  measured = measurements_lib.from_arrays(_with_prefix(arrays, _MEASURED))
+  averaged = _with_prefix(arrays, _AVERAGED)
+  return Progress(
+    state=engine.from_arrays(_with_prefix(arrays, _ENGINE)),
+    accountants=accountants,
+    rows=contents['rows'],
+    measurements=measured,
+    events=[plan.mechanism.events(part) for part in measured],
+    dp_stop=contents['dp_stop'],
+    stopped=contents['stopped'],
+    averaged=[averaged[str(i)] for i in range(len(averaged))] or None,
+  )
+
+
+def _with_prefix(
+  arrays: Mapping[str, np.ndarray], prefix: str
+) -> dict[str, np.ndarray]:
+  return {
+    name.removeprefix(prefix): array
+    for name, array in arrays.items()
+    if name.startswith(prefix)
+  }
