@@ -18,12 +18,17 @@ setuptools.setup(
   long_description_content_type='text/markdown',
   license='Apache 2.0',
   packages=setuptools.find_packages(include=['tf_bdp', 'tf_bdp.*']),
-  package_data={'tf_bdp': ['py.typed']},
+  package_data={
+    '': ['*.pyi'],  # `lazy_loader` reads the names of a package there.
+    'tf_bdp': ['py.typed'],
+    'tf_bdp.reporting': ['templates/*'],
+  },
   python_requires='>=3.9,<3.12',
   install_requires=[
     'absl-py>=1.0',
     'attrs>=22',
     'dp-accounting>=0.4.3,<0.5',
+    'lazy-loader>=0.3',
     'numpy>=1.22',
     'scipy>=1.9',
     'tqdm>=4.64',
@@ -35,6 +40,7 @@ setuptools.setup(
       'tensorflow-federated==0.87.0',
       'tensorflow-privacy==0.9.0',
       'tensorflow-datasets>=4.9',
+      'jinja2>=3.1',
       'matplotlib',
       'psutil',
     ],

@@ -55,15 +55,13 @@ def write(
   counts_locally = getattr(mechanism, 'accounting', '') == 'parallel'
   if counts_locally and not settings['secure_aggregation']:
     _write_local_epsilons(directory / LOCAL_EPSILONS_FILE, outcome)
-  first, *others = (privacy[unit] for unit in mechanism.units)
   page = report.write(
     directory,
     title=f'Private federated learning on {settings["dataset"]}',
     settings=settings,
-    privacy=first,
+    privacy=list(privacy.values()),
     distances=distances,
     notes=_notes(mechanism, settings, progress),
-    example_privacy=others[0] if others else None,
   )
   for unit, part in privacy.items():
     lines.append(f'Privacy of {unit}s:\n{comparison.format_table(part.rows)}')
@@ -90,7 +88,7 @@ def _privacy(
 ) -> privacy_report.PrivacyReport:
   """Accounts for all rounds at the level of one unit."""
   reported = any(part.reported is not None for part in progress.measured)
-  return privacy_report.report_of_rounds(
+  return privacy_report.PrivacyReport.from_events(
     rounds,
     noise_multiplier=_noise_multiplier(unit, mechanism),
     participation_probability=mechanism.participation_probability
@@ -101,6 +99,7 @@ def _privacy(
       np.max(_worst_distances(unit, mechanism, progress))
     ),
     mechanism=_mechanism_name(unit, mechanism),
+    neighboring_relation=_neighboring_relation(unit, mechanism),
     unit=unit,
     sampling=config.sampling,
     reported_to=progress.accountants[unit] if reported else None,
@@ -122,6 +121,14 @@ def _mechanism_name(unit: str, mechanism: engine.Mechanism) -> str:
   if unit == 'example':
     return mechanism.clipping
   return 'joint' if _level(mechanism) == 'joint' else mechanism.kind
+
+
+def _neighboring_relation(
+  unit: str, mechanism: engine.Mechanism
+) -> dp_accounting.NeighboringRelation:
+  if unit == 'client' and _level(mechanism) == 'joint':
+    return dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+  return dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
 def _probability(rounds: list[dp_accounting.DpEvent]) -> float:

@@ -6,13 +6,14 @@ from typing import Callable
 
 from absl import app, logging
 
+from tf_bdp.analysis import command_line
+
 
 def start(main: Callable[[list[str]], None]) -> None:
   """Parses the flags, imports TensorFlow and runs a script."""
   # --help and mistakes in flags are answered before the slow imports, which
   # must come before `app.run`: Keras 2.14 breaks if it is first imported there.
-  app.define_help_flags()
-  arguments = app.parse_flags_with_usage(sys.argv)
+  arguments = command_line.parse_flags(sys.argv)
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   # TensorFlow has it off on processors without AVX-512, where convolutions then
   # take three times as long.

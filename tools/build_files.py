@@ -43,6 +43,8 @@ def _target(module: pathlib.Path) -> str:
     f'    name = "{label.partition(":")[2]}",',
     f'    srcs = ["{module.name}"],',
   ]
+  if _reads_templates(module):
+    lines.append('    data = glob(["templates/*"]),')
   labels = sorted({_label(m) for m in _imports(module)} - {label})
   if labels:
     lines += [
@@ -51,6 +53,12 @@ def _target(module: pathlib.Path) -> str:
       '    ],',
     ]
   return '\n'.join([*lines, ')', ''])
+
+
+def _reads_templates(module: pathlib.Path) -> bool:
+  """Says whether a module reads files of the folder `templates` beside it."""
+  source = module.read_text('utf-8')
+  return (module.parent / 'templates').is_dir() and "'templates'" in source
 
 
 def _label(module: pathlib.Path) -> str:

@@ -6,6 +6,7 @@ import sys
 
 import tf_bdp.accounting
 import tf_bdp.analysis
+import tf_bdp.reporting
 
 _CHECK = """
 import importlib, sys
@@ -40,8 +41,9 @@ def test_the_package_imports_no_tensorflow():
   _assert_imports_no_tensorflow(['tf_bdp.accounting'])
 
 
-def test_no_module_of_accounting_or_analysis_imports_tensorflow():
-  names = _modules(tf_bdp.accounting) + _modules(tf_bdp.analysis)
+def test_no_module_of_accounting_analysis_or_reporting_imports_tensorflow():
+  packages = (tf_bdp.accounting, tf_bdp.analysis, tf_bdp.reporting)
+  names = [name for package in packages for name in _modules(package)]
   assert 'tf_bdp.analysis.compute_bdp_privacy' in names
   _assert_imports_no_tensorflow(names)
 

@@ -1,3 +1,4 @@
+import functools
 import json
 
 import dp_accounting
@@ -7,6 +8,7 @@ import pytest
 from tf_bdp.accounting import (
   BayesianAccountant,
   BayesianGaussianEvent,
+  calibration,
   privacy_report,
 )
 
@@ -18,6 +20,7 @@ def _distances(seed=0):
   return np.minimum(0.3 * rng.lognormal(0.0, 0.4, (_ROUNDS, _UNITS)), 1.0)
 
 
+@functools.lru_cache
 def _report(**changes):
   arguments = {
     'noise_multiplier': _NOISE,
@@ -115,6 +118,31 @@ def test_statement_names_everything_that_a_number_rests_on():
     assert part in text, part
 
 
+def test_replacing_a_unit_by_a_special_one_reads_zero_out():
+  relation = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+  report = _report(neighboring_relation=relation)
+  text = ' '.join(report.statement().split())
+  assert text.count('with zero-out adjacency at delta = 0.0001') == 2
+  assert report.to_dict()['adjacency'] == 'zero-out'
+
+
+def test_report_of_distances_is_that_of_their_events():
+  events = calibration.events_from_distances(
+    _distances(), _NOISE, _Q, panel=True
+  )
+  report = privacy_report.PrivacyReport.from_events(
+    events,
+    noise_multiplier=_NOISE,
+    participation_probability=_Q,
+    delta=_DELTA,
+    worst_case_distance=1.0,
+    mechanism='sum',
+    unit='client',
+    sampling='poisson',
+  )
+  assert report == _report()
+
+
 def test_attackers_bound_is_equation_1():
   for row in _report().to_dict()['rows']:
     expected = 1 / (1 + np.exp(-row['epsilon']))
@@ -165,6 +193,10 @@ def test_a_change_of_scale_common_to_all_is_no_drift():
     ({'worst_case_distance': 0.1}, 'exceed worst_case_squared_distance'),
     ({'mechanism': 'median'}, 'mechanism must be one of'),
     ({'sampling': 'none'}, 'sampling must be one of'),
+    (
+      {'neighboring_relation': dp_accounting.NeighboringRelation.REPLACE_ONE},
+      'neighboring_relation must be ADD_OR_REMOVE_ONE or REPLACE_SPECIAL',
+    ),
   ],
 )
 def test_bad_input_is_an_error(changes, sentence):

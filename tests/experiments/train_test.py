@@ -234,6 +234,7 @@ def test_help_answers_without_loading_tensorflow():
     check=False,
     env=dict(os.environ),
   )
+  assert result.returncode == 0
   assert '--noise_multiplier' in result.stdout
   assert 'tensorflow' not in result.stderr
   assert time.monotonic() - start < 20

@@ -27,3 +27,10 @@ def test_imports_are_resolved_to_the_module_that_defines_them():
   accountant = build_files.ROOT / 'tf_bdp/accounting/accountant.py'
   found = {path.name for path in build_files._imports(accountant)}
   assert {'validation.py', 'ledger.py', 'mean_bounds.py'} <= found
+
+
+def test_module_that_reads_templates_has_them_as_data():
+  page = build_files.ROOT / 'tf_bdp/reporting/page.py'
+  plots = build_files.ROOT / 'tf_bdp/reporting/plots.py'
+  assert 'data = glob(["templates/*"]),' in build_files._target(page)
+  assert 'data' not in build_files._target(plots)

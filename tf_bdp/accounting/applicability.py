@@ -8,11 +8,13 @@ not 'ok', the figure to rely on is that of differential privacy.
 """
 
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Union
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
+
+from tf_bdp.accounting import events, sampled_gaussian
 
 VERDICTS = ('ok', 'doubtful', 'not applicable')
 
@@ -35,6 +37,58 @@ class Finding(NamedTuple):
   verdict: str
   figures: dict[str, float]
   meaning: str
+
+
+def check_rounds(
+  rounds: Sequence[Union[events.BayesianGaussianEvent, events.ParallelEvent]],
+  order: int,
+) -> list[Finding]:
+  """Checks the tail of the costs, drift over rounds, and order of arrival.
+
+  Args:
+    rounds: The events of all rounds in which units were sampled.
+    order: The order λ at which costs are compared.
+
+  Returns:
+    The findings; none if there are no rounds.
+  """
+  if not rounds:
+    return []
+  panel = all(event.panel for event in rounds)
+  costs = [
+    np.concatenate(
+      [
+        sampled_gaussian.log_moments(
+          group.squared_distances, group.participation_probability, [order]
+        )[:, 0]
+        for group in event.groups
+      ]
+    )
+    for event in rounds
+  ]
+  distances = [
+    np.sqrt(np.concatenate([g.squared_distances for g in event.groups]))
+    for event in rounds
+  ]
+  # Without a panel, a person is as likely to be any unit of a round.
+  per_person = (
+    np.sum(costs, axis=0) if panel else len(rounds) * np.concatenate(costs)
+  )
+  findings = [tail(per_person)]
+  half = len(rounds) // 2
+  if half:
+    # Every round is measured, so a change of scale common to all is no drift.
+    scales = [np.median(part) for part in distances]
+    distances = [d / (s or 1.0) for d, s in zip(distances, scales)]
+    # Rounds of the same unit are not independent: one value each.
+    early, late = (
+      np.mean(part, axis=0) if panel else np.concatenate(part)
+      for part in (distances[:half], distances[-half:])
+    )
+    findings.append(drift(early, late))
+  if panel:
+    findings.append(exchangeability(np.mean(distances, axis=0)))
+  return findings
 
 
 def tail(log_values: npt.ArrayLike) -> Finding:

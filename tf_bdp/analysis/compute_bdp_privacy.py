@@ -12,17 +12,16 @@ Example:
     --delta=1e-5
 """
 
-import json
-
 from absl import flags
 
 from tf_bdp.accounting import privacy_report
-from tf_bdp.analysis import distance_flags
+from tf_bdp.analysis import command_line, distance_flags
 
 _NOISE_MULTIPLIER = flags.DEFINE_float(
   'noise_multiplier',
   None,
   "Ratio of the Gaussian noise's deviation to the clip norm.",
+  required=True,
 )
 _SAMPLING = flags.DEFINE_enum(
   'sampling',
@@ -31,35 +30,23 @@ _SAMPLING = flags.DEFINE_enum(
   'How the units of a round were drawn. The theory assumes Poisson sampling; '
   'anything else is named in the statement.',
 )
+flags.adopt_module_key_flags(distance_flags)
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
   """Prints the statement."""
-  del argv
-  recording = distance_flags.recording()
   report = privacy_report.compute_bdp_privacy(
-    recording.distances,
+    **distance_flags.arguments(),
     noise_multiplier=_NOISE_MULTIPLIER.value,
-    participation_probability=distance_flags.PARTICIPATION_PROBABILITY.value,
-    delta=distance_flags.DELTA.value,
-    worst_case_distance=recording.worst_case_distance,
-    panel=recording.panel,
     mechanism=distance_flags.MECHANISM.value,
-    unit=distance_flags.UNIT.value,
     sampling=_SAMPLING.value,
   )
-  if distance_flags.FORMAT.value == 'json':
-    print(json.dumps(report.to_dict(), indent=2))
-  else:
-    print(report.statement())
+  distance_flags.show(report)
 
 
 def run() -> None:
   """Runs the command; the entry point of the console script."""
-  flags.mark_flags_as_required(
-    ['noise_multiplier', 'participation_probability']
-  )
-  distance_flags.run(main, __doc__ or '')
+  command_line.run(main, __doc__ or '')
 
 
 if __name__ == '__main__':

@@ -12,38 +12,26 @@ Example:
     --delta=1e-5
 """
 
-import json
-
 from absl import flags
 
-from tf_bdp.analysis import compute_noise_from_bdp_budget_lib, distance_flags
+from tf_bdp.accounting import noise_report
+from tf_bdp.analysis import command_line, distance_flags
 
-_EPSILON = flags.DEFINE_float('epsilon', None, 'Target epsilon.')
+_EPSILON = flags.DEFINE_float('epsilon', None, 'Target epsilon.', required=True)
+flags.adopt_module_key_flags(distance_flags)
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
   """Prints the noise multipliers."""
-  del argv
-  recording = distance_flags.recording()
-  report = compute_noise_from_bdp_budget_lib.compute_noise(
-    recording.distances,
-    participation_probability=distance_flags.PARTICIPATION_PROBABILITY.value,
-    epsilon=_EPSILON.value,
-    delta=distance_flags.DELTA.value,
-    worst_case_distance=recording.worst_case_distance,
-    panel=recording.panel,
-    unit=distance_flags.UNIT.value,
+  report = noise_report.compute_noise(
+    **distance_flags.arguments(), epsilon=_EPSILON.value
   )
-  if distance_flags.FORMAT.value == 'json':
-    print(json.dumps(report.to_dict(), indent=2))
-  else:
-    print(report.statement())
+  distance_flags.show(report)
 
 
 def run() -> None:
   """Runs the command; the entry point of the console script."""
-  flags.mark_flags_as_required(['epsilon', 'participation_probability'])
-  distance_flags.run(main, __doc__ or '')
+  command_line.run(main, __doc__ or '')
 
 
 if __name__ == '__main__':

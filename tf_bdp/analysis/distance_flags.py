@@ -1,10 +1,10 @@
-"""The flags that say which distances were recorded, shared by the commands."""
+"""The flags that the commands share: which run, and how to print the report."""
 
-import sys
-from typing import Callable, NamedTuple, Optional
+import json
+from typing import Any, Optional, Protocol
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 from tf_bdp.accounting import recorded_distances
 
@@ -33,12 +33,13 @@ _PANEL = flags.DEFINE_bool(
   'Whether the columns are the same units in every round. By default what the '
   'file says; a .csv file does not say, and is taken not to be a panel.',
 )
-PARTICIPATION_PROBABILITY = flags.DEFINE_float(
+_PARTICIPATION_PROBABILITY = flags.DEFINE_float(
   'participation_probability',
   None,
   'Probability that a unit takes part in a round.',
+  required=True,
 )
-DELTA = flags.DEFINE_float('delta', 1e-6, 'Target delta.')
+_DELTA = flags.DEFINE_float('delta', 1e-6, 'Target delta.')
 MECHANISM = flags.DEFINE_enum(
   'mechanism',
   'sum',
@@ -54,24 +55,52 @@ _WORST_CASE_DISTANCE = flags.DEFINE_float(
   'default what the file says, else 1 for --mechanism=sum and 2 for '
   '--mechanism=mean.',
 )
-UNIT = flags.DEFINE_enum(
+_UNIT = flags.DEFINE_enum(
   'unit', 'client', ['client', 'example'], 'What is protected.'
 )
-FORMAT = flags.DEFINE_enum(
+_FORMAT = flags.DEFINE_enum(
   'format', 'text', ['text', 'json'], 'For people or for programs.'
 )
 
 
-class Recording(NamedTuple):
-  """The distances that the flags name."""
+class Report(Protocol):
+  """What the commands print."""
 
-  distances: np.ndarray
-  panel: bool
-  worst_case_distance: np.ndarray
+  def statement(self) -> str:
+    """Returns the report as text, for people."""
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns the report as plain data, for programs."""
 
 
-def recording() -> Recording:
-  """Returns the recorded distances; raises ValueError on flags that clash."""
+def arguments() -> dict[str, Any]:
+  """Returns what the flags say of the run, by the names of the library.
+
+  Raises:
+    ValueError: Flags clash, or one is missing.
+    OSError: The file of distances cannot be read.
+  """
+  recorded = _recorded()
+  return {
+    'distances': recorded.distances,
+    'worst_case_distance': recorded.worst_case_distances,
+    'panel': recorded.panel,
+    'participation_probability': _PARTICIPATION_PROBABILITY.value,
+    'delta': _DELTA.value,
+    'unit': _UNIT.value,
+  }
+
+
+def show(report: Report) -> None:
+  """Prints a report in the format that the flags ask for."""
+  if _FORMAT.value == 'json':
+    print(json.dumps(report.to_dict(), indent=2))
+  else:
+    print(report.statement())
+
+
+def _recorded() -> recorded_distances.RecordedDistances:
+  """Returns the recorded distances, with the worst case of every round."""
   if (_DISTANCES_FILE.value is None) == (_DISTANCES.value is None):
     raise ValueError('Give either --distances_file or --distances.')
   if _DISTANCES_FILE.value is not None:
@@ -88,7 +117,9 @@ def recording() -> Recording:
     worst = np.array(_WORST_CASE_DISTANCE.value)
   elif worst is None:
     worst = np.array({'sum': 1.0, 'mean': 2.0}[MECHANISM.value])
-  return Recording(distances, panel, np.broadcast_to(worst, len(distances)))
+  return recorded_distances.RecordedDistances(
+    distances, panel, np.broadcast_to(worst, len(distances))
+  )
 
 
 def _numbers(words: list[str]) -> np.ndarray:
@@ -109,28 +140,3 @@ def _repeat(distances: np.ndarray, rounds: Optional[int]) -> np.ndarray:
       '--rounds out, or give one row for all rounds.'
     )
   return np.broadcast_to(distances, (rounds, distances.shape[1]))
-
-
-def run(main: Callable[[list[str]], None], description: str) -> None:
-  """Runs a command; what is wrong with its input is said in one sentence.
-
-  Args:
-    main: The command's main function.
-    description: What `--help` says above the flags.
-  """
-
-  def guarded(argv: list[str]) -> None:
-    if len(argv) > 1:
-      raise app.UsageError(f'Unexpected arguments: {argv[1:]}.')
-    try:
-      main(argv)
-    except (ValueError, OSError) as error:
-      sys.exit(f'Error: {error}')
-
-  # A console script is another main module than the one with the flags; let
-  # --help show them all the same.
-  sys.modules['__main__'].__doc__ = description
-  for module in (main.__module__, __name__):
-    for flag in flags.FLAGS.flags_by_module_dict().get(module, []):
-      flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
-  app.run(guarded)

@@ -1,0 +1,2 @@
+from . import page as page
+from . import plots as plots

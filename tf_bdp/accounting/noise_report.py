@@ -1,9 +1,8 @@
-"""Library for computing noise multipliers from budgets and distances."""
+"""The noise that a privacy budget needs, by each way of accounting."""
 
 import dataclasses
 import functools
-import textwrap
-from typing import Any
+from typing import Any, Callable
 
 import dp_accounting
 import numpy as np
@@ -11,7 +10,7 @@ import numpy.typing as npt
 import tqdm
 
 from tf_bdp.accounting import accountant as accountant_lib
-from tf_bdp.accounting import calibration, ledger
+from tf_bdp.accounting import calibration, ledger, statement_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,25 +27,23 @@ class NoiseReport:
 
   def statement(self) -> str:
     """Returns the report as text, for people."""
-    heading = textwrap.fill(
+    heading = statement_text.paragraph(
       f'Smallest noise multiplier that keeps {self.unit}-level epsilon = '
       f'{self.epsilon:g} at delta = {self.delta:g} over {self.rounds} rounds, '
       f'each {self.unit} taking part with probability '
       f'{self.participation_probability:g} (Poisson sampling assumed), for the '
-      f'recorded distances of {self.units} {self.unit}s:',
-      width=80,
+      f'recorded distances of {self.units} {self.unit}s:'
     )
     lines = [
-      f'    {method + ":":<52}{noise:12.4f}'
+      statement_text.figure(method, f'{noise:.4f}')
       for method, noise in self.noise_multipliers.items()
     ]
-    caveat = textwrap.fill(
+    caveat = statement_text.paragraph(
       'These figures are retrospective. At another noise the distances would '
       'have been others: use them to plan a run, and account for that run with '
-      'its own distances.',
-      width=80,
+      'its own distances.'
     )
-    return '\n\n'.join([heading + '\n' + '\n'.join(lines), caveat])
+    return '\n'.join([heading, *lines, '', caveat])
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the report as plain data, for programs."""
@@ -78,17 +75,6 @@ def compute_noise(
   Returns:
     The report.
   """
-  accountant = accountant_lib.BayesianAccountant
-  rounds, units = np.shape(distances)
-  holder = functools.partial(accountant, 'holder', total_rounds=rounds)
-  methods = {
-    'DP, RDP': dp_accounting.rdp.RdpAccountant,
-    'BDP, paper': accountant.paper,
-    'BDP, holder': functools.partial(holder, estimator='student_t'),
-  }
-  if panel:
-    methods['BDP, panel'] = functools.partial(accountant, estimator='student_t')
-  methods['BDP, distribution-free'] = accountant if panel else holder
 
   def bayesian_events(noise_multiplier: float) -> list[dp_accounting.DpEvent]:
     return calibration.events_from_distances(
@@ -100,16 +86,19 @@ def compute_noise(
     )
 
   def dp_events(noise_multiplier: float) -> list[dp_accounting.DpEvent]:
-    worst = np.broadcast_to(worst_case_distance, rounds) / noise_multiplier
+    worst = np.broadcast_to(worst_case_distance, len(distances))
     entries = [
       ledger.Entry(float(r) ** 2, participation_probability, False, 1)
-      for r in worst
+      for r in worst / noise_multiplier
     ]
     return [ledger.to_dp_event(entries)]
 
   bayesian_events(1.0)  # Bad input is an error before the search.
+  rounds, units = np.shape(distances)
   noise_multipliers: dict[str, float] = {}
-  progress = tqdm.tqdm(methods.items(), unit='method', leave=False)
+  progress = tqdm.tqdm(
+    _accountants(rounds, panel).items(), unit='method', leave=False
+  )
   for method, make_accountant in progress:
     progress.set_description(method)
     noise = calibration.calibrate_noise_multiplier(
@@ -130,3 +119,20 @@ def compute_noise(
     participation_probability=participation_probability,
     unit=unit,
   )
+
+
+def _accountants(
+  rounds: int, panel: bool
+) -> dict[str, Callable[[], dp_accounting.PrivacyAccountant]]:
+  """Returns what makes the accountant of each method, DP first."""
+  accountant = accountant_lib.BayesianAccountant
+  holder = functools.partial(accountant, 'holder', total_rounds=rounds)
+  methods = {
+    'DP, RDP': dp_accounting.rdp.RdpAccountant,
+    'BDP, paper': accountant.paper,
+    'BDP, holder': functools.partial(holder, estimator='student_t'),
+  }
+  if panel:
+    methods['BDP, panel'] = functools.partial(accountant, estimator='student_t')
+  methods['BDP, distribution-free'] = accountant if panel else holder
+  return methods
