@@ -8,11 +8,7 @@ Examples:
     --participation_probability=0.1 --bdp_epsilon_budget=1.5 --delta=1e-5
 """
 
-from absl import flags
-
 from experiments import train
-
-flags.adopt_module_key_flags(train)
 
 _DEFAULTS = {
   'level': 'client',

@@ -9,11 +9,7 @@ Examples:
     --partition=shards --clients=1000 --participation_probability=0.1
 """
 
-from absl import flags
-
 from experiments import train
-
-flags.adopt_module_key_flags(train)
 
 _DEFAULTS = {
   'level': 'instance_aggregate',

@@ -12,25 +12,15 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
-import dp_accounting
 import numpy as np
 import tomllib
 
 from experiments import epsilon_curves, run
-from tf_bdp.mechanisms import instance as instance_mechanism
-from tf_bdp.training import loop as training
+from tf_bdp.training import plan as plan_lib
 
 HYPERPARAMETERS = pathlib.Path(__file__).parent / 'hyperparameters'
 # A summary without examples has a name of its own.
 _SUMMARY_FILES = {True: 'summary.json', False: 'summary_of_clients.json'}
-# Places, which say nothing about the run itself.
-_PLACES = ('data_dir', 'resnet50_weights', 'cache_dir')
-# How examples' costs can be counted after a run that measured them so.
-_EXAMPLE_ACCOUNTINGS = {
-  'parallel': ('sequential', 'parallel'),
-  'aggregate': ('sequential', 'aggregate'),
-  'sequential': ('sequential',),
-}
 
 
 class Places(NamedTuple):
@@ -129,7 +119,7 @@ def make(
     if places.mnist_dir is None and values['dataset'] == 'mnist':
       values['dataset'] = 'digits'
   is_aptos = values['dataset'] == 'aptos'
-  return run.Settings(
+  return run.Settings.of(
     **values,
     data_dir=places.aptos_dir if is_aptos else places.mnist_dir,
     resnet50_weights=places.resnet50_weights,
@@ -148,14 +138,14 @@ def summary_of(
     name: Part of its folder's name, for people.
     examples: Whether to account for examples, which takes long.
   """
-  values = {k: v for k, v in settings.to_dict().items() if k not in _PLACES}
+  values = settings.determining()
   text = json.dumps(values, sort_keys=True)
   digest = hashlib.sha256(text.encode()).hexdigest()[:12]
   known = sorted(places.work_dir.glob(f'*-{digest}'))
   directory = known[0] if known else places.work_dir / f'{name}-{digest}'
   path = directory / _SUMMARY_FILES[examples]
   if not path.exists():
-    print(f'Training {directory.name} ({settings.rounds} rounds)')
+    print(f'Training {directory.name} ({settings.schedule.rounds} rounds)')
     outcome = run.run(settings, directory, resume=True)
     summary = _summarise(values, outcome, examples)
     temporary = path.with_suffix('.part')
@@ -168,24 +158,23 @@ def _summarise(
   settings: dict[str, Any], outcome: run.Outcome, examples: bool
 ) -> Summary:
   """Accounts for a run in every way."""
-  rows = [r for r in outcome.progress.rows if r['accuracy'] != '']
+  plan, progress, model_size = outcome
+  rows = [r for r in progress.rows if r['accuracy'] != '']
   at = [row['round'] for row in rows]
   curves, distances = {}, {}
-  if outcome.mechanism.noise_multiplier:
-    variants = {'client': outcome.mechanism}
-    if isinstance(outcome.mechanism, instance_mechanism.InstanceMechanism):
-      variants = _variants(outcome.mechanism)
-    for name, mechanism in variants.items():
-      if name != 'client' and not examples:
-        continue
-      events = training.events_of(mechanism, outcome.config, outcome.progress)
-      events = events[name.partition('_')[0]]
-      curves[name] = _curves(name, mechanism, events, outcome.config, at)
-      distances[name] = _mean_distance(events)
+  ways = plan.mechanism.counted_otherwise()
+  for name, mechanism in (
+    ways.items() if plan.mechanism.noise_multiplier else ()
+  ):
+    unit = name.partition('_')[0]
+    if unit != 'client' and not examples:
+      continue
+    counted = dataclasses.replace(plan, mechanism=mechanism)
+    events = [mechanism.events(m)[unit] for m in progress.measurements]
+    curves[name] = _curves(unit, counted, events, at)
+    distances[name] = _mean_distance(events)
   accuracies = [float(row['accuracy']) for row in rows]
-  return Summary(
-    settings, at, accuracies, curves, distances, outcome.model_size
-  )
+  return Summary(settings, at, accuracies, curves, distances, model_size)
 
 
 def _mean_distance(rounds: Sequence[Any]) -> float:
@@ -198,47 +187,20 @@ def _mean_distance(rounds: Sequence[Any]) -> float:
   return float(np.sqrt(np.mean(shares))) if shares else math.nan
 
 
-def _variants(
-  mechanism: instance_mechanism.InstanceMechanism,
-) -> dict[str, instance_mechanism.InstanceMechanism]:
-  """Returns the mechanism with each way of counting that it admits."""
-  result = {}
-  if 'client' in mechanism.units:
-    result['client'] = mechanism
-  for accounting in _EXAMPLE_ACCOUNTINGS[mechanism.accounting]:
-    changed = mechanism
-    if accounting != mechanism.accounting:
-      level = mechanism.level
-      if level in instance_mechanism.INSTANCE_LEVELS:
-        level = f'instance_{accounting}'
-      changed = dataclasses.replace(
-        mechanism, level=level, accounting=accounting, panel_examples=0
-      )
-    result[f'example_{accounting}'] = changed
-  return result
-
-
 def _curves(
-  name: str,
-  mechanism: Any,
+  unit: str,
+  plan: plan_lib.Plan,
   events: Sequence[Any],
-  config: training.TrainingConfig,
   at: list[int],
 ) -> dict[str, list[float]]:
-  unit = name.partition('_')[0]
-  steps, panel, dp_of_paper = config.rounds, bool(config.panel_size), None
-  if unit == 'example':
-    panel = bool(mechanism.panel_examples)
-    steps = instance_mechanism.total_steps(
-      mechanism, config.rounds, config.client_count
-    )
-  elif not isinstance(mechanism, instance_mechanism.InstanceMechanism):
-    dp_of_paper = dp_accounting.PoissonSampledDpEvent(
-      mechanism.participation_probability,
-      dp_accounting.GaussianDpEvent(mechanism.noise_multiplier),
-    )
+  mechanism = plan.mechanism
   curves = epsilon_curves.compute(
-    events, at, config.delta_of(unit, mechanism), steps, dp_of_paper, panel
+    events,
+    at,
+    plan.delta_of(unit),
+    mechanism.cost_count(unit, plan.schedule.rounds, plan.client_count),
+    mechanism.paper_dp_event(),
+    plan.is_panel(unit),
   )
   # JSON has no infinity.
   return {

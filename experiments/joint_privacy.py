@@ -8,11 +8,7 @@ Examples:
   python -m experiments.joint_privacy --level=split --server_noise_multiplier=5
 """
 
-from absl import flags
-
 from experiments import train
-
-flags.adopt_module_key_flags(train)
 
 _DEFAULTS = {
   'level': 'joint',

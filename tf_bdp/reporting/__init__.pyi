@@ -1,2 +1,1 @@
-from . import page as page
-from . import plots as plots
+from .run_report import local_epsilons as local_epsilons

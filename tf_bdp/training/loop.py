@@ -65,7 +65,8 @@ def train(
   units = plan.mechanism.units
   with bar, round_log.open_log(directory, units, progress.rows) as log:
     try:
-      for progress in _rounds(engine, plan, evaluate, progress):
+      for latest in _rounds(engine, plan, evaluate, progress):
+        progress = latest
         if progress.stopped:
           break
         log(progress.rows[-1])

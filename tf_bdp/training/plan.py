@@ -15,7 +15,7 @@ from tf_bdp.accounting import accountant as accountant_lib
 from tf_bdp.accounting import events, mean_bounds
 from tf_bdp.engines import base as engines
 from tf_bdp.learning import algorithm as algorithm_lib
-from tf_bdp.learning import sampling
+from tf_bdp.learning import sampling as sampling_lib
 from tf_bdp.mechanisms import base as mechanisms
 from tf_bdp.mechanisms import client, instance
 
@@ -90,7 +90,7 @@ class Privacy:
   sampling: str = options.option(
     'poisson',
     'How participants are drawn. The theory assumes poisson.',
-    choices=sampling.KINDS,
+    choices=sampling_lib.KINDS,
   )
   secure_aggregation: bool = options.option(
     False,
@@ -328,9 +328,9 @@ class Plan:
     return min(self.client_count, _LARGEST_DEFAULT_PANEL)
 
   @property
-  def sampler(self) -> sampling.Sampler:
+  def sampler(self) -> sampling_lib.Sampler:
     """What draws participants, panel and examples."""
-    return sampling.Sampler(
+    return sampling_lib.Sampler(
       self.client_count,
       self.mechanism.participation_probability,
       self.sampling,

@@ -19,7 +19,7 @@ _VERSION = 2
 _ENGINE, _MEASURED, _AVERAGED = 'engine_', 'measured_', 'averaged_'
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Progress:
   """What a run has done.
 

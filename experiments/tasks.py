@@ -1,0 +1,164 @@
+"""What can be learnt: data sets, each with the model for it.
+
+A task is registered under the name of its data set; `--dataset` offers all that
+there are.
+"""
+
+import dataclasses
+import functools
+from typing import Any, Callable, NamedTuple, Optional
+
+from tf_bdp import options
+
+TASKS: 'dict[str, Callable[[Data, Model, int], Task]]' = {}
+
+
+class Task(NamedTuple):
+  """Data, and what makes a model for them.
+
+  Attributes:
+    dataset: A `datasets.Dataset`.
+    model_fn: Makes a Keras model whose outputs are logits.
+  """
+
+  dataset: Any
+  model_fn: Callable[[], Any]
+
+
+def register(
+  *names: str,
+) -> 'Callable[[Callable[[Data, Model, int], Task]], Callable[..., Task]]':
+  """Enters a function of options and a seed into `TASKS`."""
+
+  def enter(
+    make: 'Callable[[Data, Model, int], Task]',
+  ) -> Callable[..., Task]:
+    TASKS.update(dict.fromkeys(names, make))
+    return make
+
+  return enter
+
+
+@register('digits', 'mnist')
+def _digits(data: 'Data', model: 'Model', seed: int) -> Task:
+  """Handwritten digits, and a CNN."""
+  from experiments import datasets, models
+
+  return Task(
+    datasets.load(data.dataset, data.data_dir),
+    functools.partial(
+      models.mnist_cnn,
+      seed,
+      model.activation,
+      model.filters,
+      model.kernel_size,
+      model.normalised,
+    ),
+  )
+
+
+@register('aptos')
+def _aptos(data: 'Data', model: 'Model', seed: int) -> Task:
+  """Retina images, and a ResNet-50 or its last layer."""
+  from experiments import datasets, features, models
+
+  if model.fine_tune == 'none':
+    return Task(
+      features.aptos_features(
+        data.data_dir,
+        model.resnet50_weights,
+        data.augmentation_versions,
+        cache_dir=data.cache_dir,
+      ),
+      functools.partial(models.aptos_head, seed),
+    )
+  return Task(
+    datasets.load(data.dataset, data.data_dir),
+    functools.partial(
+      models.resnet50, model.resnet50_weights, model.fine_tune, seed
+    ),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+  """Which data, and how clients hold them."""
+
+  dataset: str = options.option(
+    'digits', 'What to learn.', choices=tuple(TASKS)
+  )
+  data_dir: Optional[str] = options.option(
+    None,
+    "Where TensorFlow Datasets has its data, or puts them; for aptos Kaggle's "
+    'folder with train.csv and train_images.',
+  )
+  clients: int = options.option(100, 'Number of clients.')
+  examples_per_client: int = options.option(
+    0,
+    'Examples of each client, used repeatedly if there are too few; 0 for an '
+    'equal share.',
+  )
+  partition: str = options.option(
+    'iid',
+    'How examples are spread over clients: at random, in two shards of one '
+    'class each, or with class shares of a Dirichlet distribution.',
+    choices=('iid', 'shards', 'dirichlet'),
+  )
+  dirichlet_beta: float = options.option(
+    0.5, 'With --partition=dirichlet: small is uneven.'
+  )
+  evaluate_on: str = options.option(
+    'test',
+    'What accuracy is measured on. validation sets a part of the training data '
+    'aside, to choose hyper-parameters by.',
+    choices=('test', 'validation'),
+  )
+  validation_share: float = options.option(
+    0.1, 'How much of the training data --evaluate_on=validation sets aside.'
+  )
+  augmentation_versions: int = options.option(
+    4, 'With --dataset=aptos: versions of each training image.'
+  )
+  cache_dir: str = options.option(
+    '~/.cache/tf_bdp/features',
+    'With --dataset=aptos: where the features of images are kept.',
+  )
+
+  def __post_init__(self) -> None:
+    options.check_choices(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """The model that is trained."""
+
+  activation: str = options.option(
+    'relu', 'Activation between layers of the CNN; tanh is bounded.'
+  )
+  filters: int = options.option(
+    16,
+    'Filters of the first convolution of the CNN; the layers after it have '
+    'twice as many.',
+  )
+  kernel_size: int = options.option(
+    8, 'Kernel size of the first convolution of the CNN.'
+  )
+  normalised: bool = options.option(
+    False,
+    'Whether the CNN normalises each image and its last features, averages '
+    'where it pools, and starts with logits of 0; for much noise and few '
+    'rounds.',
+  )
+  resnet50_weights: str = options.option(
+    'imagenet',
+    'With --dataset=aptos: a file with the weights of ResNet-50 without its '
+    'top, or imagenet to download them.',
+  )
+  fine_tune: str = options.option(
+    'none',
+    'With --dataset=aptos: what is trained apart from the last layer.',
+    choices=('none', 'backbone', 'backbone_with_batch_norm'),
+  )
+
+  def __post_init__(self) -> None:
+    options.check_choices(self)
