@@ -1,6 +1,7 @@
 """What took place, round by round, as differential privacy sees it."""
 
 import math
+import typing
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Optional, Union
 
@@ -32,6 +33,7 @@ class Entry(NamedTuple):
 Estimated = Union[
   events.BayesianGaussianEvent, events.ParallelEvent, events.ReportedCostEvent
 ]
+_ESTIMATED = typing.get_args(Estimated)  # `isinstance` takes no Union in 3.9.
 
 
 class UnsupportedPartError(Exception):
@@ -67,7 +69,7 @@ def rounds_of(
   elif isinstance(event, dp_accounting.ComposedDpEvent):
     for part in event.events:
       yield from rounds_of(part, count)
-  elif isinstance(event, Estimated):  # type: ignore[misc,arg-type]
+  elif isinstance(event, _ESTIMATED):
     worst = event.worst_case_squared_distance
     worst = math.inf if worst is None else worst
     yield (

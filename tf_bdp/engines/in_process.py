@@ -125,7 +125,9 @@ class InProcessEngine(base.Engine):
         )
     own = initial.aggregation._fields
     return InProcessState(
-      *(arrays[name] for name in expected if name not in own),
+      arrays['weights'],
+      arrays['velocity'],
+      arrays['last_mean'],
       initial.aggregation._replace(**{name: arrays[name] for name in own}),
     )
 

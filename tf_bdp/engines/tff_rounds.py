@@ -292,11 +292,7 @@ class ExampleRounds(Rounds):
     measured = measured._replace(
       examples=self._batches.groups(
         {c: self._batches.draw(round_number, c) for c in clients},
-        {
-          c: answers[c].examples.squared_moves
-          for c in clients
-          if answers[c].usable
-        },
+        {c: answers[c].examples.squared_moves for c in clients},
         participants,
         panel,
       )

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -111,7 +111,7 @@ class ExampleBatches:
   def groups(
     self,
     draws: Mapping[int, Draw],
-    squared_moves: Mapping[int, np.ndarray],
+    squared_moves: Mapping[int, Optional[np.ndarray]],
     participants: Sequence[int],
     panel: Sequence[int],
   ) -> measurements.ExampleGroups:
