@@ -29,6 +29,11 @@ def events_from_metrics(
     An event of the round's own participants for each of `mechanism.units`; its
     worst case, if they were too few to estimate from.
   """
+  if mechanism.local is not None and mechanism.local.panel_examples:
+    raise ValueError(
+      'A panel is measured in rounds in which it takes no part, too: train '
+      'with tf_bdp.engines, or use panel_examples = 0.'
+    )
   return mechanism.events(
     measurements_from_metrics(metrics, mechanism, reporting)
   )
@@ -56,11 +61,6 @@ def measurements_from_metrics(
     work = metrics['client_work'] if local is not None else {}
     reported = cost_reports.read({**work, **learnt}, mechanism, reporting)
   elif local is not None:
-    if local.panel_examples:
-      raise ValueError(
-        'A panel is measured in rounds in which it takes no part, too: train '
-        'with tf_bdp.engines, or use panel_examples = 0.'
-      )
     answers = instance_processes.MovesByExample.read(
       metrics['client_work'], local.local_steps
     )
