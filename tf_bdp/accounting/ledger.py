@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Optional, Union
 
 import dp_accounting
+import numpy as np
 
 from tf_bdp import validation
 from tf_bdp.accounting import events
@@ -162,7 +163,7 @@ def from_state(state: list[list[Any]]) -> tuple[Entry, ...]:
       squared_distance = math.inf
     else:
       validation.check_squared_distances('r²', squared_distance)
-    if not isinstance(estimated, bool):
+    if not (isinstance(estimated, bool) and np.ndim(squared_distance) == 0):
       raise ValueError('an entry of the ledger is not one')
     validation.check_probability('participation_probability', q)
     validation.check_probability('inclusion_probability', inclusion)
