@@ -35,10 +35,7 @@ class ClientCosts(NamedTuple):
   def learn(
     self,
     aggregation: client_mechanism.ClientMechanism,
-    clip_norm: tff.Value,
-    record: tff.Value,
-    sums: tff.Value,
-    aggregate: tff.Value,
+    values: private_mean.RoundValues,
   ) -> 'collections.OrderedDict[str, tff.Value]':
     """Returns sums of the clients' costs; see `private_mean.Measurement`."""
 
@@ -53,21 +50,14 @@ class ClientCosts(NamedTuple):
       worst = aggregation.worst_case_squared_distance('client', count)
       return array_namespace.of(count).float64(worst)
 
-    measured = private_mean.measure_clients(
-      aggregation, record, sums.usable, aggregate
-    )
-    distances = tff.federated_map(
-      squared_distance,
-      (
-        measured,
-        tff.federated_broadcast(sums.usable),
-        tff.federated_broadcast(clip_norm),
-      ),
-    )
+    count = values.sums.usable
+    measured = private_mean.measure_clients(aggregation, values)
+    sent = map(tff.federated_broadcast, (count, values.clip_norm))
+    distances = tff.federated_map(squared_distance, (measured, *sent))
     costs = sum_client_costs(
       distances,
-      record.usable,
-      tff.federated_map(worst_case, sums.usable),
+      values.record.usable,
+      tff.federated_map(worst_case, count),
       aggregation.participation_probability,
       self.reporting,
     )

@@ -42,26 +42,34 @@ class PlainSummation:
     return tff.federated_sum(ones)
 
 
+class RoundValues(NamedTuple):
+  """What a measurement can be made of.
+
+  Attributes:
+    clip_norm: Of the round, at the server.
+    record: At the clients: their update after clipping, and whether it is
+      usable, has failed and was below the clip norm, as 0 or 1.
+    sums: Of the records, at the server.
+    aggregate: The mean before noise, at the server.
+  """
+
+  clip_norm: tff.Value
+  record: tff.Value
+  sums: tff.Value
+  aggregate: tff.Value
+
+
 class Measurement(Protocol):
   """What the server learns of the clients of a round, beside their number."""
 
   def learn(
-    self,
-    aggregation: Any,
-    clip_norm: tff.Value,
-    record: tff.Value,
-    sums: tff.Value,
-    aggregate: tff.Value,
+    self, aggregation: Any, values: RoundValues
   ) -> 'collections.OrderedDict[str, tff.Value]':
     """Returns values at the server, by their names in the metrics.
 
     Args:
       aggregation: The mechanism's.
-      clip_norm: Of the round, at the server.
-      record: At the clients: their update after clipping, and whether it is
-        usable, has failed and was below the clip norm, as 0 or 1.
-      sums: Of the records, at the server.
-      aggregate: The mean before noise, at the server.
+      values: Of the round.
     """
 
 
@@ -69,10 +77,10 @@ class NoMeasurement:
   """The server learns the number of clients and nothing else."""
 
   def learn(
-    self, *everything: Any
+    self, aggregation: Any, values: RoundValues
   ) -> 'collections.OrderedDict[str, tff.Value]':
     """Returns nothing."""
-    del everything
+    del aggregation, values
     return collections.OrderedDict()
 
 
@@ -161,7 +169,8 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
       )
       released = tff.federated_map(release, (state, sums))
       learnt = self._measurement.learn(
-        self._aggregation, clip_norm, record, sums, released.aggregate
+        self._aggregation,
+        RoundValues(clip_norm, record, sums, released.aggregate),
       )
       measurements = collections.OrderedDict(
         participants=sums.usable,
@@ -249,20 +258,10 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
 
 
 def measure_clients(
-  aggregation: base.Aggregation,
-  record: tff.Value,
-  count: tff.Value,
-  aggregate: tff.Value,
+  aggregation: base.Aggregation, values: RoundValues
 ) -> tff.Value:
-  """Returns the clients' squared measures: each computes its own.
-
-  Args:
-    aggregation: Says what is measured.
-    record: As for `Measurement.learn`.
-    count: The number of participants, at the server.
-    aggregate: Their mean before noise, at the server.
-  """
-  record_type = record.type_signature.member
+  """Returns the clients' squared measures: each computes its own."""
+  record_type = values.record.type_signature.member
 
   @tff.tensorflow.computation(record_type, record_type['update'], np.int32)
   def measure(record, aggregate, count):
@@ -272,14 +271,8 @@ def measure_clients(
       clipping.squared_norm(own), clipping.squared_norm(away), True, count
     )
 
-  return tff.federated_map(
-    measure,
-    (
-      record,
-      tff.federated_broadcast(aggregate),
-      tff.federated_broadcast(count),
-    ),
-  )
+  sent = map(tff.federated_broadcast, (values.aggregate, values.sums.usable))
+  return tff.federated_map(measure, (values.record, *sent))
 
 
 def _gaussian_event(noise_multiplier: tf.Tensor) -> Any:

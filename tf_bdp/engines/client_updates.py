@@ -334,24 +334,27 @@ class PrivateUpdates(ClientUpdates):
 
   def __init__(
     self,
-    model_fn: Callable[[], tf.keras.Model],
-    data: federated_data.FederatedData,
-    algorithm: algorithm_lib.Algorithm,
-    sampler: sampling.Sampler,
-    strategy: tf.distribute.Strategy,
     mechanism: base.Mechanism,
     noise_seed: Optional[int],
+    *common: Any,
   ):
-    """Builds the model and the graphs; arguments as of `InProcessEngine`."""
+    """Builds the model and the graphs.
+
+    Args:
+      mechanism: With a local part.
+      noise_seed: As of `InProcessEngine`.
+      *common: As of `ClientUpdates`.
+    """
     assert mechanism.local is not None
     self._mechanism: instance.InstanceMechanism = mechanism.local
     self._clips = mechanism.aggregation.clips
     self._noise_seed = noise_seed
+    _, data, algorithm, sampler, _ = common
     self._batches = example_batches.ExampleBatches(
       data, self._mechanism, algorithm, sampler
     )
     self._draws: dict[int, example_batches.Draw] = {}  # Of the current round.
-    super().__init__(model_fn, data, algorithm, sampler, strategy)
+    super().__init__(*common)
 
   def clients(
     self, round_number: int, participants: Sequence[int], panel: Sequence[int]

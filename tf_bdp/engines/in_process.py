@@ -89,7 +89,7 @@ class InProcessEngine(base.Engine):
       self._updates = client_updates.PlainUpdates(*parts)
     else:
       self._updates = client_updates.PrivateUpdates(
-        *parts, mechanism, noise_seed
+        mechanism, noise_seed, *parts
       )
     self._initial = self._updates.weights()
     self._deviation_graph = tf.function(

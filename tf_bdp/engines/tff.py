@@ -119,7 +119,8 @@ class TffEngine(base.Engine):
         raise ValueError(
           'Where clients report costs, there is no panel: use panel_size = 0.'
         )
-      measured = self._rounds.measure_panel(
-        before, round_number, participants, panel, output.metrics, measured
+      done = tff_rounds.DoneRound(
+        before, round_number, participants, output.metrics
       )
+      measured = self._rounds.measure_panel(done, panel, measured)
     return TffState(output.state), measured

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -31,12 +31,27 @@ from tf_bdp.mechanisms import measurements as measurements_lib
 _NOISE_BOUND = 8.0
 
 
+class DoneRound(NamedTuple):
+  """A round that TFF has run.
+
+  Attributes:
+    weights: Of the server before the round.
+    number: Counts from 0.
+    participants: The clients that took part.
+    metrics: Of the round.
+  """
+
+  weights: Any
+  number: int
+  participants: Sequence[int]
+  metrics: Mapping[str, Any]
+
+
 class Rounds(abc.ABC):
   """A TFF process, its clients' data, and the measurement of a panel.
 
   Attributes:
     process: The learning process.
-    learns_clients: Whether the aggregator measures clients.
   """
 
   process: tff.learning.templates.LearningProcess
@@ -61,22 +76,16 @@ class Rounds(abc.ABC):
   @abc.abstractmethod
   def measure_panel(
     self,
-    weights: Any,
-    round_number: int,
-    participants: Sequence[int],
+    done: DoneRound,
     panel: Sequence[int],
-    metrics: Mapping[str, Any],
     measured: measurements_lib.Measurements,
   ) -> measurements_lib.Measurements:
     """Returns a round's measurements with those of the panel.
 
     Args:
-      weights: Of the server before the round.
-      round_number: Counts from 0.
-      participants: The clients that took part.
+      done: The round.
       panel: The clients that are measured.
-      metrics: Of the round.
-      measured: What they say.
+      measured: What the round's own metrics say.
     """
 
   def _aggregator(
@@ -185,26 +194,23 @@ class ClientRounds(Rounds):
 
   def measure_panel(
     self,
-    weights: Any,
-    round_number: int,
-    participants: Sequence[int],
+    done: DoneRound,
     panel: Sequence[int],
-    metrics: Mapping[str, Any],
     measured: measurements_lib.Measurements,
   ) -> measurements_lib.Measurements:
     """Compares the panel's updates with the mean of the participants."""
     rows = self._measure(
       {
-        'weights': weights,
-        'aggregate': metrics['aggregator']['aggregate'],
+        'weights': done.weights,
+        'aggregate': done.metrics['aggregator']['aggregate'],
         'clip_norm': measured.clip_norm,
       },
-      [self.dataset(round_number, client) for client in panel],
+      [self.dataset(done.number, client) for client in panel],
       [np.int32(member) for member in range(len(panel))],
     )
     _, norms, deviations = rows[np.argsort(rows[:, 0])].T
     return self._with_panel(
-      measured, participants, panel, norms > 0, norms, deviations
+      measured, done.participants, panel, norms > 0, norms, deviations
     )
 
 
@@ -257,11 +263,8 @@ class ExampleRounds(Rounds):
 
   def measure_panel(
     self,
-    weights: Any,
-    round_number: int,
-    participants: Sequence[int],
+    done: DoneRound,
     panel: Sequence[int],
-    metrics: Mapping[str, Any],
     measured: measurements_lib.Measurements,
   ) -> measurements_lib.Measurements:
     """Measures examples, and where they are protected clients, of the panel."""
@@ -273,27 +276,29 @@ class ExampleRounds(Rounds):
         'cannot compute a second time. Use panel_size = 0 or the other engine.'
       )
     read = instance_processes.MovesByExample.read
-    answers = read(metrics['client_work'], local.local_steps)
-    clients = self._batches.clients(participants, panel)
-    others = list(panel) if compares else clients[len(participants) :]
+    answers = read(done.metrics['client_work'], local.local_steps)
+    clients = self._batches.clients(done.participants, panel)
+    others = list(panel) if compares else clients[len(done.participants) :]
     compared: dict[int, np.ndarray] = {}
     if others:
-      aggregate = metrics['aggregator'].get('aggregate', weights.trainable)
+      aggregate = done.metrics['aggregator'].get(
+        'aggregate', done.weights.trainable
+      )
       more, rows = self._measure(
         {
-          'weights': weights,
-          'round_number': round_number,
+          'weights': done.weights,
+          'round_number': done.number,
           'aggregate': aggregate,
         },
-        [self.dataset(round_number, client) for client in others],
+        [self.dataset(done.number, client) for client in others],
       )
       answers = {**read(more, local.local_steps), **answers}
       compared = {int(row[0]): row[1:] for row in np.asarray(rows)}
     measured = measured._replace(
       examples=self._batches.groups(
-        {c: self._batches.draw(round_number, c) for c in clients},
+        {c: self._batches.draw(done.number, c) for c in clients},
         {c: answers[c].examples.squared_moves for c in clients},
-        participants,
+        done.participants,
         panel,
       )
     )
@@ -305,7 +310,7 @@ class ExampleRounds(Rounds):
       norms, deviations = np.array([compared[client] for client in panel]).T
     usable = np.array([answers[client].usable for client in panel])
     return self._with_panel(
-      measured, participants, panel, usable, norms, deviations
+      measured, done.participants, panel, usable, norms, deviations
     )
 
 
