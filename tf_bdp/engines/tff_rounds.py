@@ -1,4 +1,4 @@
-"""Rounds as TFF processes: one kind for each place where noise is added."""
+"""Rounds as TFF processes: the server adds noise, or clients do."""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -26,8 +26,8 @@ from tf_bdp.learning import (
 from tf_bdp.mechanisms import base
 from tf_bdp.mechanisms import measurements as measurements_lib
 
-# Noise of clients beyond so many deviations is cut off, after it was added,
-# where secure sums need a bound.
+# Secure sums need a bound of what clients send. It leaves room for this many
+# standard deviations of noise; what is beyond is cut off after noise was added.
 _NOISE_BOUND = 8.0
 
 
@@ -36,7 +36,6 @@ class Rounds(abc.ABC):
 
   Attributes:
     process: The learning process.
-    learns_clients: Whether the aggregator measures clients.
   """
 
   process: tff.learning.templates.LearningProcess
@@ -48,7 +47,7 @@ class Rounds(abc.ABC):
     reporting: Optional[Mapping[str, cost_reports.Reporting]],
     noise_seed: Optional[int],
   ):
-    """Keeps what all kinds need; arguments as of `TffEngine`."""
+    """Keeps what all kinds need; arguments: see `TffEngine`."""
     self._mechanism = mechanism
     self._algorithm = algorithm
     self._reporting = reporting
@@ -68,15 +67,15 @@ class Rounds(abc.ABC):
     metrics: Mapping[str, Any],
     measured: measurements_lib.Measurements,
   ) -> measurements_lib.Measurements:
-    """Returns a round's measurements with those of the panel.
+    """Returns a round's measurements, with the panel's in them.
 
     Args:
-      weights: Of the server before the round.
+      weights: The server's weights before the round.
       round_number: Counts from 0.
       participants: The clients that took part.
       panel: The clients that are measured.
-      metrics: Of the round.
-      measured: What they say.
+      metrics: The metrics of the round.
+      measured: The measurements of the participants.
     """
 
   def _aggregator(
@@ -109,13 +108,13 @@ class Rounds(abc.ABC):
     squared_norms: np.ndarray,
     squared_deviations: np.ndarray,
   ) -> measurements_lib.Measurements:
-    """Puts a panel in place of the participants."""
+    """Replaces the participants' measures by those of the panel."""
     taking_part = np.isin(panel, participants) & usable
     squared = self._mechanism.aggregation.measure(
       squared_norms, squared_deviations, taking_part, measured.participants
     )
     return measured._replace(
-      # One whose update cannot be computed moves nothing.
+      # A client whose update cannot be computed moves nothing.
       squared_measures=np.where(usable, squared, 0.0),
       taking_part=taking_part,
       panel=True,
@@ -132,7 +131,7 @@ class ClientRounds(Rounds):
     sampler: sampling.Sampler,
     *common: Any,
   ):
-    """Builds the process; arguments as of `TffEngine`, then of `Rounds`."""
+    """Builds the process; arguments: `TffEngine`, then `Rounds`."""
     super().__init__(*common)
     self._data = data
     self._sampler = sampler
@@ -218,7 +217,7 @@ class ExampleRounds(Rounds):
     sampler: sampling.Sampler,
     *common: Any,
   ):
-    """Builds the process; arguments as of `TffEngine`, then of `Rounds`."""
+    """Builds the process; arguments: `TffEngine`, then `Rounds`."""
     super().__init__(*common)
     local = self._mechanism.local
     assert local is not None
@@ -264,7 +263,7 @@ class ExampleRounds(Rounds):
     metrics: Mapping[str, Any],
     measured: measurements_lib.Measurements,
   ) -> measurements_lib.Measurements:
-    """Measures examples, and where they are protected clients, of the panel."""
+    """Measures the panel's examples, and its clients if these are protected."""
     mechanism, local = self._mechanism, self._batches.mechanism
     compares = mechanism.aggregation.compares
     if compares and self._noise_seed is None:
