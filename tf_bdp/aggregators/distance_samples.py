@@ -1,4 +1,4 @@
-"""The server learns how far clients are from the others, as numbers.
+"""Measures clients in the clear: the server learns how far each one is.
 
 The clipped mean is sent back to the round's clients, and each answers with its
 squared distance, so the server never collects updates. Distances are raw client

@@ -1,7 +1,7 @@
 """The TFF aggregator of every level: clip, sum, release, measure.
 
-What is released is up to a mechanism's `Aggregation`, how clients' values are
-summed to `Summation`, and what the server learns of clients to `Measurement`.
+A mechanism's `Aggregation` decides what is released, a `Summation` how clients'
+values are summed, and a `Measurement` what the server learns about clients.
 """
 
 import collections
@@ -23,7 +23,7 @@ class Summation(Protocol):
   """How values of clients become sums at the server."""
 
   def update(self, updates: tff.Value, bound: tff.Value) -> tff.Value:
-    """Sums updates whose coordinates are at most `bound`, at the server."""
+    """Sums updates; the server holds a bound of their coordinates."""
 
   def count(self, ones: tff.Value) -> tff.Value:
     """Sums zeros and ones."""
@@ -60,7 +60,7 @@ class RoundValues(NamedTuple):
 
 
 class Measurement(Protocol):
-  """What the server learns of the clients of a round, beside their number."""
+  """What the server learns about clients of a round, beside their number."""
 
   def learn(
     self, aggregation: Any, values: RoundValues
@@ -88,10 +88,10 @@ class PrivateMeanState(NamedTuple):
   """The aggregator's state.
 
   Attributes:
-    aggregation: The mechanism's own state; its clip norm among it.
+    aggregation: The mechanism's own state, which includes the clip norm.
     round_number: Counts from 0.
     dp_event: The last round as ordinary DP sees it, before sampling.
-    is_init_state: Whether there was no round yet. TFF's
+    is_init_state: Whether no round has run yet. TFF's
       `extract_dp_event_from_state` reads this field and the one before.
   """
 
@@ -123,7 +123,7 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
       noise_seed: For experiments only; see `noise.add_noise`.
       summation: How values of clients are summed; by default in the clear. See
         `secure_sums.SecureSummation`.
-      measurement: What the server learns of clients; by default nothing.
+      measurement: What the server learns about clients; by default nothing.
     """
     self._aggregation = aggregation
     self._noise_seed = noise_seed
@@ -218,7 +218,7 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
   def _build_release(
     self, state_type: tff.Type, sums_type: tff.Type
   ) -> tff.Computation:
-    """Noise, the next state, and the round's DP event."""
+    """Builds what adds noise and makes the next state and the DP event."""
     aggregation = self._aggregation
 
     @tff.tensorflow.computation(state_type, sums_type)
@@ -282,8 +282,8 @@ def _gaussian_event(noise_multiplier: tf.Tensor) -> Any:
 def _noise_multiplier(aggregation: Any, count: tf.Tensor) -> tf.Tensor:
   """Returns z of a plain Gaussian mechanism with the same worst case.
 
-  It is 0, as without privacy, where clients' own noise protects them: that is
-  not the aggregation's to account for.
+  It is 0, which stands for no privacy, where clients add noise of their own:
+  the aggregation alone cannot account for that.
   """
   if not (aggregation.clips and aggregation.noise_multiplier):
     return tf.constant(0.0)

@@ -1,9 +1,10 @@
-"""TFF's runtime: its worker process ends with this one; one test runtime.
+"""TFF's runtime: ends its worker with this process; makes one test context.
 
 TFF starts its C++ worker as a child that outlives a normal exit of Python and
 keeps its standard output open, so pipes and CI hang. Here a normal exit ends
-it, and a watchdog, itself a tiny process, does so after any other (also
-SIGKILL). All modules that use TFF call `reap_on_exit` when they are imported.
+the worker; after any other exit, even by SIGKILL, a watchdog does, which is a
+tiny process of its own. It is in the lowest layer that uses TFF, whose modules
+call `reap_on_exit` when they are imported, so that nobody has to ask for it.
 """
 
 import atexit
@@ -41,7 +42,7 @@ for _ in range(3):
 
 @functools.cache
 def reap_on_exit() -> None:
-  """Sees to it that TFF's workers end with this process.
+  """Makes TFF's workers end with this process.
 
   Call it before the first TFF computation. Calling it again does nothing.
   """

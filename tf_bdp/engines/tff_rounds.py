@@ -1,4 +1,4 @@
-"""Rounds as TFF processes: one kind for each place where noise is added."""
+"""Rounds as TFF processes: the server adds noise, or clients do."""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -26,8 +26,8 @@ from tf_bdp.learning import (
 from tf_bdp.mechanisms import base
 from tf_bdp.mechanisms import measurements as measurements_lib
 
-# Noise of clients beyond so many deviations is cut off, after it was added,
-# where secure sums need a bound.
+# Secure sums need a bound of what clients send. It leaves room for this many
+# standard deviations of noise; what is beyond is cut off after noise was added.
 _NOISE_BOUND = 8.0
 
 
@@ -63,7 +63,7 @@ class Rounds(abc.ABC):
     reporting: Optional[Mapping[str, cost_reports.Reporting]],
     noise_seed: Optional[int],
   ):
-    """Keeps what all kinds need; arguments as of `TffEngine`."""
+    """Keeps what all kinds need; arguments: see `TffEngine`."""
     self._mechanism = mechanism
     self._algorithm = algorithm
     self._reporting = reporting
@@ -80,7 +80,7 @@ class Rounds(abc.ABC):
     panel: Sequence[int],
     measured: measurements_lib.Measurements,
   ) -> measurements_lib.Measurements:
-    """Returns a round's measurements with those of the panel.
+    """Returns a round's measurements, with the panel's in them.
 
     Args:
       done: The round.
@@ -118,13 +118,13 @@ class Rounds(abc.ABC):
     squared_norms: np.ndarray,
     squared_deviations: np.ndarray,
   ) -> measurements_lib.Measurements:
-    """Puts a panel in place of the participants."""
+    """Replaces the participants' measures by those of the panel."""
     taking_part = np.isin(panel, participants) & usable
     squared = self._mechanism.aggregation.measure(
       squared_norms, squared_deviations, taking_part, measured.participants
     )
     return measured._replace(
-      # One whose update cannot be computed moves nothing.
+      # A client whose update cannot be computed moves nothing.
       squared_measures=np.where(usable, squared, 0.0),
       taking_part=taking_part,
       panel=True,
@@ -141,7 +141,7 @@ class ClientRounds(Rounds):
     sampler: sampling.Sampler,
     *common: Any,
   ):
-    """Builds the process; arguments as of `TffEngine`, then of `Rounds`."""
+    """Builds the process; arguments: `TffEngine`, then `Rounds`."""
     super().__init__(*common)
     self._data = data
     self._sampler = sampler
@@ -224,7 +224,7 @@ class ExampleRounds(Rounds):
     sampler: sampling.Sampler,
     *common: Any,
   ):
-    """Builds the process; arguments as of `TffEngine`, then of `Rounds`."""
+    """Builds the process; arguments: `TffEngine`, then `Rounds`."""
     super().__init__(*common)
     local = self._mechanism.local
     assert local is not None
@@ -267,7 +267,7 @@ class ExampleRounds(Rounds):
     panel: Sequence[int],
     measured: measurements_lib.Measurements,
   ) -> measurements_lib.Measurements:
-    """Measures examples, and where they are protected clients, of the panel."""
+    """Measures the panel's examples, and its clients if these are protected."""
     mechanism, local = self._mechanism, self._batches.mechanism
     compares = mechanism.aggregation.compares
     if compares and self._noise_seed is None:

@@ -8,10 +8,10 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_privacy as tfp
 
-# Which of a round's two noises on the server a seed is for.
+# The server's two noises of a round, which have random streams of their own.
 UPDATE_NOISE = 0
 COUNT_NOISE = 1
-# Those of the server's streams are not negative.
+# The stream of clients' noise. Those of the server are not negative.
 _CLIENT_STREAM = -1
 
 
@@ -41,7 +41,7 @@ def add_noise(
     noised, _, _ = query.get_noised_result(tensors, state)
     return noised
   sizes = [tf.size(tensor) for tensor in tensors]
-  # One stream for the whole vector, so that its cutting does not matter.
+  # One stream for the whole vector, however it is split into tensors.
   noise = tf.random.stateless_normal(
     [tf.add_n(sizes)],
     seed=tf.stack(
@@ -64,7 +64,7 @@ def client_normal(
   client: tf.Tensor,
   step: tf.Tensor,
 ) -> tf.Tensor:
-  """Returns a client's standard normals for one step, the same for a seed."""
+  """Returns standard normals for one step of a client, by the seed."""
   stream = tf.constant([seed, _CLIENT_STREAM], tf.int32)
   for number in (round_number, client, step):
     stream = tf.random.experimental.stateless_fold_in(
