@@ -6,7 +6,7 @@ reports list it by name.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, Optional, TypeVar
 
 from tf_bdp import validation
@@ -18,7 +18,7 @@ def option(
   default: Any,
   help_text: str,
   *,
-  choices: Optional[Sequence[str]] = None,
+  choices: Optional[Collection[str]] = None,
   flag: Optional[str] = None,
 ) -> Any:
   """Returns a dataclass field for a setting.
@@ -47,7 +47,7 @@ def check_choices(group: Any) -> None:
     choices = field.metadata.get('choices')
     value = getattr(group, field.name)
     if choices is not None and not (value is None and field.default is None):
-      validation.check_choice(name_of(field), value, choices)
+      validation.check_choice(name_of(field), value, tuple(choices))
 
 
 def to_flat(*groups: Any) -> dict[str, Any]:

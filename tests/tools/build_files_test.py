@@ -2,7 +2,6 @@ import pytest
 
 from tools import build_files
 
-
 _FILES = build_files.build_files()
 
 

@@ -227,7 +227,7 @@ class ExampleCosts(NamedTuple):
     bound = self._build_bound(messages.type_signature.member)
     costs = tff.federated_map(bound, (messages, tff.federated_broadcast(count)))
     limit = tff.federated_map(upper_costs, count)
-    if self.mechanism.accounting == 'sequential':
+    if self.mechanism.adds_up_clients:
       reduced = secure_sums.secure_sum(costs, limit)
     else:
       reduced = secure_sums.secure_maximum(costs, limit)

@@ -112,7 +112,7 @@ class InstanceMechanism:
         f'panel_examples must be at least {mean_bounds.FEWEST_UNITS}, or 0 for '
         f'none. Found {self.panel_examples}.'
       )
-    if self.accounting == 'sequential':
+    if self.adds_up_clients:
       raise ValueError(
         'Sequential accounting takes an example as drawn anew from all clients '
         'in every round, so there is no panel of examples. Leave '
@@ -180,6 +180,16 @@ class InstanceMechanism:
     return self.accounting == 'aggregate' and self.local_steps == 1
 
   @property
+  def adds_up_clients(self) -> bool:
+    """Whether the costs of clients are added up; else the largest counts."""
+    return self.accounting == 'sequential'
+
+  @property
+  def counts_locally(self) -> bool:
+    """Whether clients bound their own loss, trusting nobody else."""
+    return self.accounting == 'parallel'
+
+  @property
   def measures_absent_clients(self) -> bool:
     """Whether clients of a panel matter in rounds that they are not in."""
     return self.averages_noise or 'client' in self.units
@@ -187,7 +197,7 @@ class InstanceMechanism:
   @property
   def largest_example_probability(self) -> float:
     """An upper bound of q over all examples."""
-    if self.accounting == 'sequential':
+    if self.adds_up_clients:
       return min(1.0, self.batch_size / self.total_examples)
     return self.draw_probability(self.smallest_holding)
 
@@ -198,7 +208,7 @@ class InstanceMechanism:
 
   def example_probability(self, holding: Any) -> Any:
     """Returns q of the examples of a client that has `holding` of them."""
-    if self.accounting == 'sequential':
+    if self.adds_up_clients:
       xp = array_namespace.of(holding)
       drawn = xp.minimum(xp.float64(self.batch_size), xp.float64(holding))
       return drawn / self.total_examples
@@ -299,7 +309,7 @@ class InstanceMechanism:
     parts: list[dp_accounting.DpEvent] = list(
       self._group_events(groups, participants)
     )
-    if self.accounting != 'sequential':
+    if not self.adds_up_clients:
       parts = [
         events_lib.ParallelEvent(
           part for part, other in zip(parts, groups.steps) if other == step
@@ -317,7 +327,7 @@ class InstanceMechanism:
     that it sends, without trusting the server. It takes parallel accounting.
     """
     groups = measurements.examples
-    if self.accounting != 'parallel' or groups is None:
+    if not self.counts_locally or groups is None:
       raise ValueError(
         'Clients bound their own loss in parallel accounting. Found '
         f'accounting = {self.accounting!r}.'
@@ -374,7 +384,7 @@ class InstanceMechanism:
     if not self.noise_multiplier:
       return dp_accounting.NonPrivateDpEvent()
     repeats = self.local_steps
-    if self.accounting == 'sequential':
+    if self.adds_up_clients:
       repeats *= measurements.participants
     costs, failure_probability = measurements.reported['example']
     event = events_lib.ReportedCostEvent(
@@ -396,7 +406,7 @@ class InstanceMechanism:
     if unit == 'client':
       return rounds
     steps = rounds * self.local_steps
-    return steps * client_count if self.accounting == 'sequential' else steps
+    return steps * client_count if self.adds_up_clients else steps
 
   def counted_otherwise(self) -> dict[str, base.Mechanism]:
     """Returns the mechanism with each accounting that its measurements allow.

@@ -8,9 +8,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_privacy as tfp
 
-# The server's two noises of a round, which have random streams of their own.
-UPDATE_NOISE = 0
-COUNT_NOISE = 1
+from tf_bdp.mechanisms import base
+
 # The stream of clients' noise. Those of the server are not negative.
 _CLIENT_STREAM = -1
 
@@ -20,7 +19,7 @@ def add_noise(
   deviation: tf.Tensor,
   seed: Optional[int],
   round_number: tf.Tensor,
-  purpose: int = UPDATE_NOISE,
+  purpose: int = base.UPDATE_NOISE,
 ) -> list[tf.Tensor]:
   """Adds Gaussian noise, from TF Privacy's query unless it is seeded.
 

@@ -60,7 +60,8 @@ def write(
       True,
       _worst_distances('client', plan, progress),
     )
-  counts_locally = getattr(mechanism.local, 'accounting', '') == 'parallel'
+  local = mechanism.local
+  counts_locally = local is not None and local.counts_locally
   if counts_locally and not plan.secure_aggregation:
     _write_local_epsilons(directory / LOCAL_EPSILONS_FILE, plan, progress)
   path = page.write(

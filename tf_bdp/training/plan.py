@@ -22,7 +22,6 @@ from tf_bdp.mechanisms import client, instance
 if TYPE_CHECKING:
   from tf_bdp.learning import federated_data
 
-ESTIMATORS = ('betting', 'bernstein', 'student_t')
 _LARGEST_DEFAULT_PANEL = 100
 
 
@@ -37,7 +36,7 @@ class Privacy:
     '(sequential), or the largest of any client counts (parallel), or the '
     'noise of all participants together hides an example (aggregate). joint: '
     "both, by the clients' noise. split: both, each by a noise of its own.",
-    choices=tuple(mechanisms.LEVELS),
+    choices=mechanisms.LEVELS,
   )
   mechanism: str = options.option(
     'mean',
@@ -138,10 +137,11 @@ class Accounting:
   estimator: Optional[str] = options.option(
     None,
     'How the mean cost is bounded for the progress bar and the budget: '
-    "student_t is the paper's and rests on its assumption; the others hold for "
-    'all distributions. By default betting for clients and bernstein for '
+    "student_t is the paper's and rests on its assumption; betting and "
+    'bernstein hold for all distributions; population takes a panel of all '
+    'clients for everybody. By default betting for clients and bernstein for '
     'examples.',
-    choices=ESTIMATORS,
+    choices=mean_bounds.ESTIMATORS,
   )
   bdp_epsilon_budget: Optional[float] = options.option(
     None, 'Stop before the round that would exceed this Bayesian epsilon.'
@@ -181,7 +181,7 @@ class Schedule:
     'inprocess',
     "Where rounds run: in this process, on GPUs if there are any, or on TFF's "
     'C++ runtime, on CPUs.',
-    choices=tuple(engines.ENGINES),
+    choices=engines.ENGINES,
   )
   rounds: int = options.option(100, 'Train for at most this many rounds.')
   average_iterates: float = options.option(
@@ -291,6 +291,14 @@ class Plan:
       raise ValueError(
         'A panel of examples needs a panel of clients. Found panel_size = 0 '
         f'with panel_examples = {local.panel_examples}.'
+      )
+    if self.accounting.estimator == 'population' and (
+      self.mechanism.units != ('client',) or self.panel_size < self.client_count
+    ):
+      raise ValueError(
+        'estimator=population takes the panel for everybody: it is for client '
+        f'privacy, with all {self.client_count} clients in the panel. Found '
+        f'panel_size = {self.panel_size}.'
       )
     if self.secure_aggregation:
       self._check_secure()
