@@ -1,9 +1,12 @@
+"""Tests of private steps against batches with and without each example."""
+
 import functools
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.mechanisms import oracles
 from tf_bdp.learning import algorithm as algorithm_lib
 from tf_bdp.mechanisms import instance as instance_mechanism
 from tf_bdp.ops import private_steps
@@ -89,11 +92,6 @@ def _step_graph(model_fn, mechanism):
   return tf.function(step, reduce_retracing=True)
 
 
-def _clipped(vector, clip_norm):
-  norm = np.linalg.norm(vector)
-  return vector if norm <= clip_norm else vector * (clip_norm / norm)
-
-
 class _BruteForce:
   """Batches with and without each example, by gradients of their own."""
 
@@ -104,9 +102,9 @@ class _BruteForce:
     examples = np.arange(len(labels))
     self.whole = gradient(drawn)
     self.others = [gradient(drawn ^ (examples == i)) for i in examples]
-    self.update = _clipped(self.whole, clip_norm)
+    self.update = oracles.clip(self.whole, clip_norm)
     squared = [
-      np.sum((self.update - _clipped(other, clip_norm)) ** 2)
+      np.sum((self.update - oracles.clip(other, clip_norm)) ** 2)
       for other in self.others
     ]
     self.squared_moves = np.array(squared) / clip_norm**2
@@ -191,7 +189,7 @@ def test_moves_are_right_where_only_one_side_is_clipped():
     np.testing.assert_allclose(update, wanted.update, atol=1e-6)
 
 
-@pytest.mark.parametrize('clip_norm', [0.01, 1.0, 100.0])
+@pytest.mark.parametrize('clip_norm', [0.01, 100.0])
 def test_a_batch_of_one_is_compared_with_no_gradient(clip_norm):
   features, labels = _examples()
   only = np.arange(8) == 3
@@ -201,7 +199,7 @@ def test_a_batch_of_one_is_compared_with_no_gradient(clip_norm):
   assert moves[3] * clip_norm**2 == pytest.approx(np.sum(update**2), rel=2e-5)
 
 
-@pytest.mark.parametrize('clip_norm', [0.01, 1.0, 100.0])
+@pytest.mark.parametrize('clip_norm', [0.01, 100.0])
 def test_an_empty_batch_sends_nothing_and_is_moved_by_what_comes(clip_norm):
   features, labels = _examples()
   update, moves, wanted = _compared(
@@ -325,7 +323,7 @@ def test_clipped_gradients_of_examples_are_summed_over_the_batch_size(scale):
   update, moves, _ = _compared(
     features, labels, _SOME, clip_norm, clipping='example'
   )
-  clipped = np.array([_clipped(g, clip_norm) for g in gradients])
+  clipped = np.array([oracles.clip(g, clip_norm) for g in gradients])
   wanted = np.sum(clipped[_SOME], axis=0) / _BATCH_SIZE
   if scale > 1e20:  # Norms beyond float32: nothing is left of them.
     wanted = np.zeros_like(wanted)
