@@ -16,6 +16,7 @@ import numpy as np
 _NUMPY = types.SimpleNamespace(
   float64=lambda values: np.asarray(values, np.float64),
   where=np.where,
+  equal=np.equal,
   minimum=np.minimum,
   maximum=np.maximum,
   exp=np.exp,
@@ -51,6 +52,7 @@ def of_tensorflow() -> types.SimpleNamespace:
   return types.SimpleNamespace(
     float64=float64,
     where=tf.where,
+    equal=tf.equal,
     minimum=tf.minimum,
     maximum=tf.maximum,
     exp=tf.exp,

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.accounting import builders, oracles
-from tf_bdp.accounting import accountant as accountant_lib
 from tf_bdp.accounting import events, sampled_gaussian
 
 _DELTA = builders.DELTA
@@ -204,29 +203,6 @@ def test_panels_that_change_are_refused_and_nothing_is_changed(
 #
 # The cost is log(1 - a + a exp ℓ); see docs/accounting.md. That it is an upper
 # bound of the true one is shown in tests/mechanisms.
-
-_COSTS = np.array(
-  [0.0, 1e-300, 1e-100, 1e-17, 1e-9, 1e-3, 0.5, 3.0, 36.0, 800.0, 1e5, 1e12]
-)
-
-
-@pytest.mark.parametrize(
-  'probability', [1e-300, 1e-17, 1e-6, 0.1, 0.5, 0.999, 1 - 2**-53, 1.0]
-)
-def test_the_cost_of_inclusion_is_the_formula_for_tiny_and_huge_costs(
-  probability,
-):
-  found = accountant_lib.included(_COSTS, probability)
-  np.testing.assert_allclose(
-    found, oracles.included(_COSTS, probability), rtol=1e-12, atol=0
-  )
-  infinite = accountant_lib.included(np.array([math.inf]), probability)
-  assert infinite[0] == math.inf
-
-
-def test_always_included_changes_no_bit_and_never_included_costs_nothing():
-  assert np.array_equal(accountant_lib.included(_COSTS, 1.0), _COSTS)
-  assert not np.any(accountant_lib.included(_COSTS, 0.0))
 
 
 @hypothesis.given(

@@ -37,7 +37,7 @@ def _rounds():
 @functools.cache
 def _reports(estimator, **settings):
   """What clients would report of the rounds' distances, kept to themselves."""
-  failure = _accountant(**settings).failure_probability(_DELTA)
+  failure = _accountant(**settings).reporting(_DELTA).failure_probability
   bound = getattr(mean_bounds, estimator)
   result = []
   for event in _rounds():
@@ -161,19 +161,24 @@ def test_the_failures_of_all_reported_bounds_add_up_to_the_part_kept(
 ):
   accountant = _accountant(**settings)
   kept = settings.get('estimator_delta', 1e-4)
-  assert accountant.failure_probability(1e-3) == pytest.approx(kept / bounds)
+  reporting = accountant.reporting(1e-3)
+  assert reporting.failure_probability == pytest.approx(kept / bounds)
+  # With all else that clients have to know.
+  assert reporting.orders == _ORDERS
+  assert reporting.estimator == accountant.settings['estimator']
+  assert reporting.power == _T
 
 
 @pytest.mark.parametrize('composition', ['panel', 'product'])
 def test_only_holder_knows_the_number_of_bounds_in_advance(composition):
   with pytest.raises(ValueError, match="Only with composition='holder'"):
-    _accountant(composition).failure_probability(_DELTA)
+    _accountant(composition).reporting(_DELTA)
 
 
 @pytest.mark.parametrize('delta', [0.0, 1.0, math.nan])
-def test_a_delta_that_is_none_has_no_failure_probability(delta):
+def test_at_a_delta_that_is_none_nothing_is_reported(delta):
   with pytest.raises(ValueError, match='target_delta must be above 0'):
-    _accountant().failure_probability(delta)
+    _accountant().reporting(delta)
 
 
 @_estimated

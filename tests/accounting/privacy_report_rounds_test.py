@@ -6,6 +6,7 @@ import json
 import math
 
 import attr
+import dp_accounting
 import numpy as np
 import pytest
 
@@ -27,8 +28,8 @@ def _rounds(panel=True):
   ]
 
 
-def _report_of(rounds, mechanism, **more):
-  return privacy_report.report_of_rounds(
+def _report_of(rounds, mechanism, relation='ADD_OR_REMOVE_ONE', **more):
+  return privacy_report.PrivacyReport.from_events(
     rounds,
     noise_multiplier=2.0,
     participation_probability=0.3,
@@ -37,6 +38,7 @@ def _report_of(rounds, mechanism, **more):
     mechanism=mechanism,
     unit='client' if mechanism == 'joint' else 'example',
     sampling='poisson',
+    neighboring_relation=dp_accounting.NeighboringRelation[relation],
     **more,
   )
 
@@ -47,17 +49,16 @@ def _report():
 
 
 @pytest.mark.parametrize(
-  'mechanism, adjacency, others',
+  'relation, adjacency, others',
   [
-    ('joint', 'zero-out', 'add-or-remove-one'),
-    ('batch', 'add-or-remove-one', 'zero-out'),
-    ('example', 'add-or-remove-one', 'zero-out'),
+    ('REPLACE_SPECIAL', 'zero-out', 'add-or-remove-one'),
+    ('ADD_OR_REMOVE_ONE', 'add-or-remove-one', 'zero-out'),
   ],
 )
-def test_the_statement_names_the_adjacency_of_its_mechanism(
-  mechanism, adjacency, others
-):
-  report = dataclasses.replace(_report(), mechanism=mechanism)
+def test_the_statement_names_the_adjacency(relation, adjacency, others):
+  report = dataclasses.replace(
+    _report(), neighboring_relation=dp_accounting.NeighboringRelation[relation]
+  )
   text = ' '.join(report.statement().split())
   assert text.count(f'{adjacency} adjacency at delta = 1e-05') == 2
   assert others not in text
@@ -88,7 +89,9 @@ def test_the_report_of_reported_rounds_has_the_figure_and_no_findings():
   accountant = builders.make_accountant(
     'holder', orders=builders.FEW_ORDERS, estimator='student_t'
   ).compose(event, 4)
-  report = _report_of([event] * 4, 'joint', reported_to=accountant)
+  report = _report_of(
+    [event] * 4, 'joint', 'REPLACE_SPECIAL', reported_to=accountant
+  )
   assert report.rounds == 4
   assert not report.findings
   text = report.statement()

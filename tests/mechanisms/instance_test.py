@@ -1,4 +1,7 @@
-"""Tests of `InstanceMechanism`: section 5 of ACCOUNTING.md, by definition.
+"""Tests of all levels at which clients add noise, for examples.
+
+By the definitions in section 5 of ACCOUNTING.md; what is for clients is in
+joint_test.py and split_test.py.
 
 That the costs cover what is really released is in released_divergence_test.py.
 """
@@ -14,9 +17,9 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.accounting import oracles as accounting_oracles
-from tests.mechanisms import builders, oracles
+from tests.mechanisms import builders
+from tf_bdp import mechanisms
 from tf_bdp.accounting import events, ledger, mean_bounds, sampled_gaussian
-from tf_bdp.mechanisms import client as client_mechanism
 from tf_bdp.mechanisms import instance
 
 _DELTA = builders.DELTA
@@ -24,7 +27,6 @@ _ORDERS = builders.ORDERS
 _SIGMA, _CLIP, _BATCH = builders.SIGMA, builders.CLIP, builders.BATCH
 _ALPHA, _EXPECTED, _TOTAL = builders.ALPHA, builders.EXPECTED, builders.TOTAL
 _SERVER, _CLIENTS = builders.SERVER, builders.CLIENTS
-_LEVELS = builders.LEVELS
 _INSTANCE_LEVELS = builders.INSTANCE_LEVELS
 _CLIPPINGS = builders.CLIPPINGS
 _mechanism = builders.make_mechanism
@@ -33,18 +35,17 @@ _groups = builders.make_groups
 _random_groups = builders.random_groups
 _example_event = builders.example_event
 _client_event = builders.client_event
+_reported_event = builders.reported_event
 _all_events = builders.all_events
 _sampled = builders.sampled
 _accountant = builders.make_accountant
 _population_epsilon = builders.population_epsilon
-pytestmark = pytest.mark.filterwarnings('ignore:The best order')
+pytestmark = builders.ignore_best_order
 
 
 # --- What clients send, by definition.
 
 
-_every_level = pytest.mark.parametrize('level', _LEVELS)
-_servers = st.sampled_from([0.0, _SERVER])
 _clippings = st.sampled_from(_CLIPPINGS)
 
 
@@ -62,20 +63,7 @@ def _batches(clients, seed=0, size=3):
   ]
 
 
-_kinds = pytest.mark.parametrize(
-  'level, clipping, server',
-  [
-    (level, clipping, server)
-    for level in _LEVELS
-    for clipping in _CLIPPINGS
-    for server in (0.0, _SERVER)
-    if (server and level in ('instance_aggregate', 'joint'))
-    or bool(server) == (level == 'split')
-  ],
-)
-
-
-@_kinds
+@builders.every_kind
 def test_distances_of_examples_are_those_of_leaving_one_out(
   level, clipping, server
 ):
@@ -106,53 +94,6 @@ def test_distances_of_examples_are_those_of_leaving_one_out(
         assert squared_distance == pytest.approx(
           float(move @ move) / variance, rel=1e-12
         )
-
-
-@hypothesis.given(_clippings, _servers, st.booleans(), st.integers(1, 9))
-def test_distances_of_clients_in_joint_are_those_of_zeroing_one_out(
-  clipping, server, last_mean, count
-):
-  mechanism = _mechanism(
-    'joint',
-    clipping=clipping,
-    server_noise_multiplier=server,
-    reference_is_last_mean=last_mean,
-  )
-  generator = np.random.default_rng(count)
-  updates = [
-    oracles.clip(vector, _CLIP) for vector in generator.normal(size=(count, 3))
-  ]
-  reference = np.array([0.3, -0.2, 0.4]) if last_mean else np.zeros(3)
-  # A panel of absent ones makes three of them; for them nothing is different.
-  updates += [updates[0]] * 3
-  found = _client_event(
-    mechanism,
-    [np.sum((u - reference) ** 2) for u in updates],
-    count,
-    np.arange(len(updates)) < count,
-    panel=True,
-  )
-  # That it takes part is seen, so nothing is gained but by its inclusion.
-  assert found.participation_probability == 1.0
-  assert found.inclusion_probability == pytest.approx(count / _CLIENTS)
-  assert found.panel
-  variance = _definition(mechanism).mean_variance(count)
-  for update, squared_distance in zip(updates, found.squared_distances):
-    others = np.sum(updates[: count - 1], axis=0)
-    move = (others + update) / count - (others + reference) / count
-    assert squared_distance == pytest.approx(
-      float(move @ move) / variance, rel=1e-12
-    )
-
-
-def test_joint_without_more_noise_is_the_formula_of_section_5():
-  # r = ‖u‖ / (√n σ C).
-  event = _client_event(_mechanism('joint'), [0.0, 0.25, 1.0], 9)
-  np.testing.assert_allclose(
-    np.sqrt(event.squared_distances),
-    np.array([0.0, 0.5, 1.0]) / (3 * _SIGMA * _CLIP),
-    rtol=1e-12,
-  )
 
 
 # --- How often an example is drawn.
@@ -200,14 +141,14 @@ def test_joint_and_split_count_examples_as_they_are_told(
 ):
   mechanism = _mechanism(level, accounting=accounting)
   assert mechanism.example_probability(20) == pytest.approx(expected)
-  instance = _mechanism(f'instance_{accounting}')
+  alone = _mechanism(f'instance_{accounting}')
   groups = _random_groups(3)
   assert _example_event(mechanism, groups, 3) == _example_event(
-    instance, groups, 3
+    alone, groups, 3
   )
 
 
-@_every_level
+@builders.every_level
 @hypothesis.settings(max_examples=10)
 @hypothesis.given(steps=st.integers(1, 2), count=st.integers(1, 30))
 def test_examples_are_included_as_n_of_all_clients_only_in_aggregate(
@@ -222,7 +163,7 @@ def test_examples_are_included_as_n_of_all_clients_only_in_aggregate(
   groups = _random_groups(2, steps=steps)
   for group in _sampled(_example_event(mechanism, groups, count)):
     assert group.inclusion_probability == pytest.approx(expected, rel=1e-12)
-  reported = mechanism.reported_event('example', np.ones(5), 1e-9, count)
+  reported = _reported_event(mechanism, 'example', np.ones(5), 1e-9, count)
   # Clients report when they take part.
   for part, entry in ledger.rounds_of(reported):
     assert part.inclusion_probability == entry.inclusion_probability == 1.0
@@ -232,7 +173,7 @@ def test_given_n_a_client_is_one_of_them_with_n_of_all():
   # Poisson sampling, by enumeration: Pr[i takes part | n took part].
   alpha, clients = 0.3, 6
   mechanism = _mechanism(
-    participation_probability=alpha, expected_clients=alpha * clients
+    participation_probability=alpha, clients_per_round=alpha * clients
   )
   for count in range(clients + 1):
     rounds = [
@@ -250,7 +191,7 @@ def test_given_n_a_client_is_one_of_them_with_n_of_all():
     )
 
 
-@_every_level
+@builders.every_level
 @hypothesis.settings(max_examples=10)
 @hypothesis.given(
   smallest=st.integers(1, 40), batch=st.sampled_from([1, 4, 1000])
@@ -287,9 +228,9 @@ def test_no_example_is_more_likely_than_the_likeliest(level, smallest, batch):
 )
 def test_the_worst_case_of_an_example(level, clipping, count, expected):
   mechanism = _mechanism(level, clipping=clipping)
-  assert mechanism.worst_case_squared_distance(count) == pytest.approx(
-    expected**2, rel=1e-12
-  )
+  assert mechanism.worst_case_squared_distance(
+    'example', count
+  ) == pytest.approx(expected**2, rel=1e-12)
 
 
 @pytest.mark.parametrize('level', ['instance_aggregate', 'joint'])
@@ -302,23 +243,13 @@ def test_noise_of_the_server_adds_its_variance(level, clipping, move, count):
   own = _SIGMA * _CLIP / (1 if clipping == 'batch' else _BATCH)
   # s² = (σC)²/n + (zC/n̄)²
   variance = own**2 / count + (_SERVER * _CLIP / _EXPECTED) ** 2
-  assert mechanism.worst_case_squared_distance(count) == pytest.approx(
-    (move * _CLIP / count) ** 2 / variance, rel=1e-12
-  )
+  assert mechanism.worst_case_squared_distance(
+    'example', count
+  ) == pytest.approx((move * _CLIP / count) ** 2 / variance, rel=1e-12)
   assert mechanism.mean_variance(count) * _CLIP**2 == pytest.approx(variance)
 
 
-@pytest.mark.parametrize('last_mean, move', [(False, 1.0), (True, 2.0)])
-@pytest.mark.parametrize('count', [1, 2, 9])
-def test_the_worst_case_of_a_client_in_joint(last_mean, move, count):
-  mechanism = _mechanism('joint', reference_is_last_mean=last_mean)
-  assert mechanism.worst_case_client_squared_distance(count) == pytest.approx(
-    (move / (math.sqrt(count) * _SIGMA)) ** 2, rel=1e-12
-  )
-  assert mechanism.worst_case_client_squared_distance(0) == 0.0
-
-
-@_kinds
+@builders.every_kind
 def test_no_examples_move_further_than_the_worst_case_which_is_reached(
   level, clipping, server
 ):
@@ -340,33 +271,26 @@ def test_no_examples_move_further_than_the_worst_case_which_is_reached(
   groups = _groups([(0, 0, 20, [largest] * 3)])
   for count in (1, 5):
     (group,) = _sampled(_example_event(mechanism, groups, count))
-    worst = mechanism.worst_case_squared_distance(count)
+    worst = mechanism.worst_case_squared_distance('example', count)
     np.testing.assert_allclose(group.squared_distances, worst, rtol=1e-12)
     assert group.worst_case_squared_distance == worst
 
 
-@_every_level
+@builders.every_level
 def test_rounding_does_not_carry_a_move_beyond_the_worst_case(level):
   mechanism = _mechanism(level)
   above = np.float32(4.0) * np.float32(1 + 1e-3)
   groups = _groups([(0, 0, 20, np.full(4, above))])
   (group,) = _sampled(_example_event(mechanism, groups, 3))
-  worst = mechanism.worst_case_squared_distance(3)
+  worst = mechanism.worst_case_squared_distance('example', 3)
   np.testing.assert_array_equal(group.squared_distances, worst)
   assert group.worst_case_squared_distance == worst
 
 
-def test_rounding_does_not_carry_a_client_beyond_the_worst_case():
-  mechanism = _mechanism('joint')
-  event = _client_event(mechanism, np.full(4, _CLIP**2 * 1.001), 4)
-  worst = mechanism.worst_case_client_squared_distance(4)
-  np.testing.assert_array_equal(event.squared_distances, worst)
-
-
-@_every_level
+@builders.every_level
 def test_too_few_measured_examples_cost_the_worst_case(level):
   mechanism = _mechanism(level)
-  worst = mechanism.worst_case_squared_distance(2)
+  worst = mechanism.worst_case_squared_distance('example', 2)
   for units in (0, 1, 2):
     parts = [(0, 0, 20, [0.01] * 4), (1, 0, 30, [0.01] * units)]
     enough, few = _sampled(_example_event(mechanism, parts, 2))
@@ -377,17 +301,7 @@ def test_too_few_measured_examples_cost_the_worst_case(level):
     assert few.participation_probability == mechanism.example_probability(30)
 
 
-@pytest.mark.parametrize('units', [0, 1, 2])
-def test_too_few_measured_clients_cost_the_worst_case_in_joint(units):
-  mechanism = _mechanism('joint')
-  event = _client_event(mechanism, np.full(units, 0.01), 2)
-  np.testing.assert_array_equal(
-    event.squared_distances,
-    [mechanism.worst_case_client_squared_distance(2)] * 3,
-  )
-
-
-@_every_level
+@builders.every_level
 @pytest.mark.parametrize('clipping', _CLIPPINGS)
 def test_the_ledger_of_examples_is_that_of_dp_accounting(level, clipping):
   mechanism = _mechanism(level, clipping=clipping)
@@ -532,7 +446,7 @@ def test_one_client_with_all_data_is_centralised_training(
     'instance_sequential',
     clipping=clipping,
     participation_probability=1.0,
-    expected_clients=1.0,
+    clients_per_round=1.0,
   )
   total = {'total_rounds': 3} if composition == 'holder' else {}
   federated, central = (
@@ -554,8 +468,8 @@ def test_one_client_with_all_data_is_centralised_training(
     central.get_epsilon(_DELTA), rel=1e-12
   )
   # So it is by the other two, which then have the same q and noise.
-  for level in ('instance_parallel', 'instance_aggregate'):
-    other = dataclasses.replace(mechanism, level=level, accounting='')
+  for accounting in ('parallel', 'aggregate'):
+    other = dataclasses.replace(mechanism, accounting=accounting)
     (found,) = _sampled(_example_event(other, groups, 1))
     (wanted,) = _sampled(_example_event(mechanism, groups, 1))
     np.testing.assert_allclose(
@@ -574,7 +488,7 @@ def test_sequential_and_aggregate_agree_to_first_order(count, order):
     'noise_multiplier': 100.0,
     'batch_size': batch,
     'participation_probability': 1.0,
-    'expected_clients': float(count),
+    'clients_per_round': float(count),
     'total_examples': count * holding,
   }
   parts = [(client, 0, holding, [1.0] * 3) for client in range(count)]
@@ -604,7 +518,7 @@ def test_several_steps_with_aggregate_accounting_count_as_in_parallel():
   assert aggregate.example_probability(20) == _BATCH / 20
   assert aggregate.largest_example_probability == 1.0
   assert aggregate.example_variance(9) == pytest.approx(_SIGMA**2)
-  assert aggregate.worst_case_squared_distance(9) == 4 / _SIGMA**2
+  assert aggregate.worst_case_squared_distance('example', 9) == 4 / _SIGMA**2
   groups = _random_groups(3, steps=2)
   assert _example_event(aggregate, groups, 3) == _example_event(
     parallel, groups, 3
@@ -640,24 +554,6 @@ def test_more_participants_hide_an_example_better_in_aggregate():
   assert np.all(np.diff(found, axis=0) < 0)
 
 
-@pytest.mark.parametrize('server', [0.0, _SERVER])
-@pytest.mark.parametrize('count', [1, 2, 9])
-def test_who_did_not_come_is_not_charged_less_than_if_it_had(server, count):
-  # With it there would have been one participant more, and its noise.
-  mechanism = _mechanism('joint', server_noise_multiplier=server)
-  joined = count + 1
-  move = (0.6 * _CLIP / joined) ** 2 / _definition(mechanism).mean_variance(
-    joined
-  )
-  client = _client_event(
-    mechanism, np.full(3, (0.6 * _CLIP) ** 2), count, False, panel=True
-  )
-  assert np.all(client.squared_distances > move)
-  groups = _groups([(0, 0, 20, [0.6**2] * 3)])
-  (group,) = _sampled(_example_event(mechanism, groups, count))
-  assert np.all(group.squared_distances > move)
-
-
 # --- What each client can tell for itself.
 
 
@@ -666,7 +562,7 @@ def test_a_client_by_itself_loses_what_its_own_groups_cost(level):
   steps = 1 if level == 'joint' else 2
   mechanism = _mechanism(level, accounting='parallel', local_steps=steps)
   groups = _random_groups(3, steps=steps)
-  found = mechanism.local_events(groups, 3)
+  found = builders.local_events(mechanism, groups, 3)
   assert sorted(found) == [0, 1, 2]
   for client, event in found.items():
     mine = groups.clients == client
@@ -683,44 +579,13 @@ def test_a_client_by_itself_loses_what_its_own_groups_cost(level):
 )
 def test_by_itself_a_client_cannot_count_on_others(level):
   with pytest.raises(ValueError, match='Clients bound their own loss'):
-    _mechanism(level).local_events(_random_groups(2), 2)
-
-
-# --- The client part of the split baseline.
-
-
-@hypothesis.given(
-  count=st.integers(0, 8), units=st.integers(0, 5), panel=st.booleans()
-)
-def test_split_hides_clients_as_the_mean_of_clipped_updates_does(
-  count, units, panel
-):
-  mechanism = _mechanism('split')
-  server = client_mechanism.GaussianMechanism(
-    'mean', _SERVER, _CLIP, _ALPHA, _EXPECTED
-  )
-  generator = np.random.default_rng(units)
-  squared = _CLIP**2 * generator.random(units)
-  took_part = generator.random(units) < 0.5
-  found = _client_event(mechanism, squared, count, took_part, panel)
-  assert found == server.event(squared, took_part, count, _CLIP, panel)
-  assert mechanism.worst_case_client_squared_distance(
-    count
-  ) == server.worst_case_squared_distance(count)
-  assert mechanism.clips_updates
-  assert mechanism.noise_per_clip_norm == server.noise_per_clip_norm
-  assert mechanism.server == server
-
-
-def test_only_split_clips_what_clients_send():
-  for level in (*_INSTANCE_LEVELS, 'joint'):
-    assert not _mechanism(level).clips_updates
+    builders.local_events(_mechanism(level), _random_groups(2), 2)
 
 
 # --- Rounds with nobody, and without noise.
 
 
-@_every_level
+@builders.every_level
 def test_a_round_to_which_nobody_came_costs_nothing(level):
   mechanism = _mechanism(level)
   found = _all_events(mechanism, [], builders.no_groups(), 0)
@@ -728,7 +593,7 @@ def test_a_round_to_which_nobody_came_costs_nothing(level):
   for event in found.values():
     assert isinstance(event, dp_accounting.NoOpDpEvent)
   for unit in mechanism.units:
-    event = mechanism.reported_event(unit, np.ones(5), 1e-9, 0)
+    event = _reported_event(mechanism, unit, np.ones(5), 1e-9, 0)
     assert isinstance(event, dp_accounting.NoOpDpEvent)
 
 
@@ -743,7 +608,7 @@ def test_where_only_the_mean_is_released_an_empty_one_tells_of_nobody(level):
     assert isinstance(event, dp_accounting.NoOpDpEvent)
 
 
-@_every_level
+@builders.every_level
 def test_without_noise_a_round_is_not_private(level):
   mechanism = _mechanism(
     level, noise_multiplier=0.0, server_noise_multiplier=0.0
@@ -753,16 +618,16 @@ def test_without_noise_a_round_is_not_private(level):
     assert len(found) == len(mechanism.units)
     for event in found.values():
       assert isinstance(event, dp_accounting.NonPrivateDpEvent)
-    assert mechanism.worst_case_squared_distance(count) == math.inf
+    assert mechanism.worst_case_squared_distance('example', count) == math.inf
 
 
-@_every_level
+@builders.every_level
 def test_without_noise_reported_rounds_are_not_private(level):
   mechanism = _mechanism(
     level, noise_multiplier=0.0, server_noise_multiplier=0.0
   )
   for unit in mechanism.units:
-    event = mechanism.reported_event(unit, np.zeros(5), 1e-9, 4)
+    event = _reported_event(mechanism, unit, np.zeros(5), 1e-9, 4)
     assert isinstance(event, dp_accounting.NonPrivateDpEvent)
   # Not for want of examples, either.
   (*_, event) = _all_events(mechanism, [], builders.no_groups(), 4).values()
@@ -777,33 +642,16 @@ def test_without_noise_no_client_has_a_bound_of_its_own(level):
     noise_multiplier=0.0,
     server_noise_multiplier=0.0,
   )
-  found = mechanism.local_events(_random_groups(3), 3)
+  found = builders.local_events(mechanism, _random_groups(3), 3)
   assert sorted(found) == [0, 1, 2]
   for event in found.values():
     assert isinstance(event, dp_accounting.NonPrivateDpEvent)
 
 
-def test_the_servers_noise_alone_protects_where_only_the_mean_is_released():
-  mechanism = _mechanism(
-    'joint', noise_multiplier=0.0, server_noise_multiplier=_SERVER
-  )
-  found = _all_events(mechanism, np.full(4, _CLIP**2), _random_groups(4), 4)
-  # (C/n)² / (zC/n̄)²
-  np.testing.assert_allclose(
-    found['client'].squared_distances, (_EXPECTED / (4 * _SERVER)) ** 2
-  )
-  assert mechanism.worst_case_squared_distance(4) == pytest.approx(
-    (2 * _EXPECTED / (4 * _SERVER)) ** 2
-  )
-  seen = dataclasses.replace(mechanism, accounting='parallel')
-  event = _example_event(seen, _random_groups(4), 4)
-  assert isinstance(event, dp_accounting.NonPrivateDpEvent)
-
-
 # --- Events of all units.
 
 
-@_every_level
+@builders.every_level
 @pytest.mark.parametrize('panel', [False, True])
 def test_there_is_an_event_for_each_unit(level, panel):
   mechanism = _mechanism(level)
@@ -818,7 +666,7 @@ def test_there_is_an_event_for_each_unit(level, panel):
     assert found['client'].panel == panel
 
 
-@_every_level
+@builders.every_level
 @pytest.mark.parametrize('panel_examples', [0, 3])
 def test_examples_are_a_panel_if_the_same_are_measured(level, panel_examples):
   if panel_examples and level == 'instance_sequential':
@@ -828,28 +676,22 @@ def test_examples_are_a_panel_if_the_same_are_measured(level, panel_examples):
     assert group.panel == bool(panel_examples)
 
 
-@_every_level
+@builders.every_level
 def test_without_measured_examples_there_are_no_events(level):
   with pytest.raises(ValueError, match='needs measured examples'):
     _all_events(_mechanism(level), np.ones(4), None, 4)
-
-
-def test_groups_know_their_moves():
-  groups = _groups([(0, 0, 9, [1.0, 2.0]), (1, 0, 9, []), (1, 1, 9, [3.0])])
-  assert [part.tolist() for part in groups.moves()] == [[1.0, 2.0], [], [3.0]]
-  assert builders.no_groups().sizes.size == 0
 
 
 # --- Costs that clients bounded themselves.
 
 
 def _ledger_of(mechanism, event, rounds=1):
-  total = instance.total_steps(mechanism, rounds, client_count=10)
+  total = mechanism.cost_count('example', rounds, 10)
   accountant = _accountant('holder', total_rounds=total)
   return accountant.compose(event).ledger
 
 
-@_every_level
+@builders.every_level
 @hypothesis.settings(max_examples=12)
 @hypothesis.given(
   clipping=_clippings, steps=st.integers(1, 3), count=st.integers(1, 7)
@@ -867,7 +709,7 @@ def test_reported_rounds_are_in_the_ledger_as_measured_ones(
   )
   measured = _all_events(mechanism, np.full(4, 0.5), groups, count)
   for unit in mechanism.units:
-    reported = mechanism.reported_event(unit, np.ones(5), 1e-9, count)
+    reported = _reported_event(mechanism, unit, np.ones(5), 1e-9, count)
     assert _ledger_of(mechanism, reported) == _ledger_of(
       mechanism, measured[unit]
     )
@@ -887,12 +729,12 @@ def test_bounds_that_clients_report_give_the_epsilon_of_their_distances(
     noise_multiplier=2.0,
   )
   rounds, clients = 2, 3
-  total = instance.total_steps(mechanism, rounds, clients)
+  total = mechanism.cost_count('example', rounds, clients)
   measured, reported = (
     _accountant('holder', total_rounds=total, estimator='student_t')
     for _ in range(2)
   )
-  failure = measured.failure_probability(_DELTA)
+  failure = measured.reporting(_DELTA).failure_probability
   for seed in range(rounds):
     groups = _random_groups(clients, steps=steps, units=40, most=0.5, seed=seed)
     event = _example_event(mechanism, groups, clients)
@@ -915,27 +757,12 @@ def test_bounds_that_clients_report_give_the_epsilon_of_their_distances(
         bounds.append(bound / total)
       costs = costs + np.max(bounds, axis=0)
     reported.compose(
-      mechanism.reported_event('example', costs, failure, clients)
+      _reported_event(mechanism, 'example', costs, failure, clients)
     )
   epsilon = measured.get_epsilon(_DELTA)
   assert epsilon < measured.get_worst_case_epsilon(_DELTA)
   assert reported.get_epsilon(_DELTA) == pytest.approx(epsilon, rel=1e-9)
   assert reported.ledger == measured.ledger
-
-
-@pytest.mark.parametrize(
-  'level, q, inclusion', [('joint', 1.0, 4 / _CLIENTS), ('split', _ALPHA, 1.0)]
-)
-def test_reported_costs_of_clients_are_taken_as_they_are(level, q, inclusion):
-  mechanism = _mechanism(level)
-  event = mechanism.reported_event('client', np.arange(5.0), 1e-9, 4)
-  assert event.costs == (0.0, 1.0, 2.0, 3.0, 4.0)
-  assert event.failure_probability == 1e-9
-  assert event.participation_probability == q
-  assert event.inclusion_probability == pytest.approx(inclusion)
-  assert event.worst_case_squared_distance == (
-    mechanism.worst_case_client_squared_distance(4)
-  )
 
 
 @pytest.mark.parametrize(
@@ -952,10 +779,10 @@ def test_reported_costs_of_clients_are_taken_as_they_are(level, q, inclusion):
 )
 def test_holder_is_told_how_many_costs_can_be_added_up(level, steps, expected):
   mechanism = _mechanism(level, local_steps=steps)
-  assert instance.total_steps(mechanism, 50, 10) == expected
+  assert mechanism.cost_count('example', 50, 10) == expected
   # That many there are if everybody always comes, and no more.
   groups = _random_groups(10, steps=steps)
-  total = instance.total_steps(mechanism, 2, 10)
+  total = mechanism.cost_count('example', 2, 10)
   accountant = _accountant('holder', total_rounds=total, estimator='population')
   event = _example_event(mechanism, groups, 10)
   accountant.compose(event, 2)
@@ -969,28 +796,6 @@ def test_holder_is_told_how_many_costs_can_be_added_up(level, steps, expected):
 @pytest.mark.parametrize(
   'level, settings, sentence',
   [
-    # The paper's reason why joint privacy is not for FedAvg.
-    (
-      'joint',
-      {'local_steps': 2},
-      'FedSGD only: in FedAvg every noisy step changes the point at which '
-      'the next gradient is taken',
-    ),
-    (
-      'split',
-      {'accounting': 'aggregate'},
-      'the noise in the mean is not Gaussian',
-    ),
-    (
-      'split',
-      {'server_noise_multiplier': 0.0},
-      r'needs both .* Found 0\.8 and 0\.0',
-    ),
-    (
-      'split',
-      {'noise_multiplier': 0.0},
-      r'needs both .* Found 0\.0 and 0\.7',
-    ),
     (
       'instance_sequential',
       {'panel_examples': 10},
@@ -1011,16 +816,6 @@ def test_holder_is_told_how_many_costs_can_be_added_up(level, steps, expected):
       {'server_noise_multiplier': 0.5},
       r"At level 'instance_parallel' .* must be 0. Found 0\.5",
     ),
-    (
-      'instance_aggregate',
-      {'reference_is_last_mean': True},
-      "is for level 'joint'. Found 'instance_aggregate'",
-    ),
-    (
-      'split',
-      {'reference_is_last_mean': True},
-      "is for level 'joint'. Found 'split'",
-    ),
     ('joint', {'panel_examples': 2}, 'panel_examples must be at least 3'),
     (
       'joint',
@@ -1037,26 +832,22 @@ def test_holder_is_told_how_many_costs_can_be_added_up(level, steps, expected):
       {'panel_examples': math.nan},
       'panel_examples must be a positive integer. Found nan',
     ),
-    (
-      'instance_parallel',
-      {'accounting': 'aggregate'},
-      "accounted for as 'parallel'. Found accounting = 'aggregate'",
-    ),
-    (
-      'instance_aggregate',
-      {'accounting': 'parallel'},
-      "accounted for as 'aggregate'. Found accounting = 'parallel'",
-    ),
     ('joint', {'accounting': 'serial'}, 'accounting must be one of'),
   ],
 )
 def test_settings_that_contradict_each_other_are_refused(
   level, settings, sentence
 ):
-  good = _mechanism(level)
-  assert isinstance(good, instance.InstanceMechanism)
+  assert isinstance(_mechanism(level), instance.InstanceMechanism)
   with pytest.raises(ValueError, match=sentence):
     _mechanism(level, **settings)
+
+
+@pytest.mark.parametrize('level', ['instance_aggregate', 'split'])
+def test_only_joint_has_a_reference_for_absent_clients(level):
+  with pytest.raises(TypeError, match='reference_is_last_mean'):
+    _mechanism(level, reference_is_last_mean=True)
+  assert not _mechanism(level).reference_is_last_mean
 
 
 @pytest.mark.parametrize('level', ['instance_aggregate', 'joint', 'split'])
@@ -1068,7 +859,7 @@ def test_noise_of_the_server_is_taken_where_it_counts(level):
 @pytest.mark.parametrize(
   'name, value, sentence',
   [
-    ('level', 'instance', 'level must be one of'),
+    ('accounting', 'serial', "accounting must be one of .* Found 'serial'"),
     ('clipping', 'layer', "clipping must be one of .* Found 'layer'"),
     ('noise_multiplier', -0.1, r'noise_multiplier must be non.* Found -0\.1'),
     ('noise_multiplier', math.nan, 'noise_multiplier must be non-negative'),
@@ -1088,8 +879,8 @@ def test_noise_of_the_server_is_taken_where_it_counts(level):
     ('participation_probability', 1.1, 'must be between 0 and 1. Found 1.1'),
     ('participation_probability', -0.1, 'must be between 0 and 1'),
     ('participation_probability', math.nan, 'must be between 0 and 1'),
-    ('expected_clients', 0.0, 'expected_clients must be positive'),
-    ('expected_clients', math.nan, 'expected_clients must be positive'),
+    ('clients_per_round', 0.0, 'clients_per_round must be positive'),
+    ('clients_per_round', math.nan, 'clients_per_round must be positive'),
   ],
 )
 def test_bad_numbers_are_refused_with_a_sentence(name, value, sentence):
@@ -1107,15 +898,15 @@ def test_bad_numbers_are_refused_with_a_sentence(name, value, sentence):
 )
 def test_clients_that_hold_too_little_are_refused(settings, holdings, sentence):
   with pytest.raises(ValueError, match=sentence):
-    instance.check_holdings(_mechanism(**settings), holdings)
+    _mechanism(**settings).check_holdings(holdings)
 
 
 def test_clients_that_hold_enough_are_not():
-  instance.check_holdings(_mechanism(smallest_holding=4), [9, 4])
-  instance.check_holdings(_mechanism(panel_examples=10), [9, 3])
-  instance.check_holdings(_mechanism(), [1])
+  _mechanism(smallest_holding=4).check_holdings([9, 4])
+  _mechanism(panel_examples=10).check_holdings([9, 3])
+  _mechanism().check_holdings([1])
   # One without examples has nobody to protect.
-  instance.check_holdings(_mechanism(), [9, 0])
+  _mechanism().check_holdings([9, 0])
 
 
 def test_a_client_charged_when_it_came_is_not_charged_for_its_chance_to():
@@ -1129,3 +920,61 @@ def test_a_client_charged_when_it_came_is_not_charged_for_its_chance_to():
   np.testing.assert_array_equal(
     came.squared_distances, always.squared_distances
   )
+
+
+# --- What else a mechanism is asked.
+
+
+@builders.every_level
+def test_the_level_is_the_name_by_which_it_is_registered(level):
+  mechanism = _mechanism(level)
+  assert mechanism.level == level
+  assert level in mechanisms.LEVELS
+  assert mechanism.local is mechanism
+  assert mechanism.paper_dp_event() is None
+
+
+@builders.every_level
+def test_examples_are_added_or_removed(level):
+  relation = _mechanism(level).relation('example')
+  assert relation is dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+
+
+@builders.every_level
+def test_a_panel_is_of_the_unit_that_is_measured_in_every_round(level):
+  mechanism = _mechanism(level)
+  assert not mechanism.is_panel('example', 10)
+  if 'client' in mechanism.units:
+    assert mechanism.is_panel('client', 10)
+    assert not mechanism.is_panel('client', 0)
+  if mechanism.accounting != 'sequential':
+    panel = dataclasses.replace(mechanism, panel_examples=5)
+    assert panel.is_panel('example', 0)
+
+
+@builders.every_level
+def test_what_was_measured_can_be_counted_as_the_paper_does(level):
+  mechanism = _mechanism(level)
+  found = mechanism.counted_otherwise()
+  own = f'example_{mechanism.accounting}'
+  ways = ['example_sequential', own]
+  if mechanism.units[0] == 'client':
+    ways.insert(0, 'client')
+  assert list(found) == list(dict.fromkeys(ways))
+  assert found[own] == mechanism
+  sequential = found['example_sequential']
+  assert type(sequential) is type(mechanism)
+  groups = _random_groups(3)
+  assert _example_event(sequential, groups, 3) == _example_event(
+    _mechanism('instance_sequential'), groups, 3
+  )
+
+
+@builders.every_level
+def test_the_caveat_is_that_of_how_examples_are_counted(level):
+  mechanism = _mechanism(level)
+  assert mechanism.caveats()[0].startswith(mechanism.accounting.capitalize())
+  if level == 'instance_aggregate':
+    parallel, why = _mechanism(level, local_steps=2).caveats()
+    assert parallel.startswith('Parallel')
+    assert 'the noise of other clients cannot be counted' in why

@@ -66,7 +66,7 @@ def _sampling(alpha, count):
   clients = round(count / alpha)
   return clients, {
     'participation_probability': alpha,
-    'expected_clients': float(count),
+    'clients_per_round': float(count),
   }
 
 
@@ -207,7 +207,7 @@ def test_where_everybody_comes_an_example_that_is_drawn_less_costs_less():
     batch_size=1,
     clipping='example',
     participation_probability=1.0,
-    expected_clients=2.0,
+    clients_per_round=2.0,
   )
   costs = [
     _accounted(builders.single_example_event(mechanism, n, 1.0, 2), [2])
@@ -292,7 +292,7 @@ def test_where_n_is_random_and_seen_the_costs_of_each_n_cover_the_moment(
     'joint',
     batch_size=1,
     participation_probability=alpha,
-    expected_clients=alpha * clients,
+    clients_per_round=alpha * clients,
   )
   others = _benign(clients - 1, 1)
   case = functools.partial(_client_case, mechanism, others, np.array([_CLIP]))
@@ -350,7 +350,7 @@ def test_samples_of_joint_show_the_cost_of_a_client(size, server, last_mean):
     'joint',
     noise_multiplier=1.2,
     participation_probability=0.6,
-    expected_clients=3.0,
+    clients_per_round=3.0,
     server_noise_multiplier=server,
     reference_is_last_mean=last_mean,
   )
@@ -375,7 +375,7 @@ def test_samples_of_the_mean_show_the_cost_of_an_example(clipping, server):
     batch_size=2,
     noise_multiplier=1.6 if clipping == 'batch' else 0.9,
     participation_probability=0.75,
-    expected_clients=3.0,
+    clients_per_round=3.0,
     server_noise_multiplier=server,
   )
   definition = builders.definition(mechanism)
@@ -409,7 +409,7 @@ def _joint_case(clients, count, sigma):
     'joint',
     noise_multiplier=sigma,
     participation_probability=count / clients,
-    expected_clients=float(count),
+    clients_per_round=float(count),
   )
   worlds, _ = _client_case(
     mechanism, _adversarial(clients - 1, 1), np.array([_CLIP]), count

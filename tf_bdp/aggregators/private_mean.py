@@ -202,12 +202,14 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
     @tff.tensorflow.computation(value_type, np.float32)
     def clip_record(value, clip_norm):
       parts = tf.nest.flatten(value)
-      clipped, usable, norm = clipping.clip(parts, clip_norm)
-      usable = tf.cast(usable, tf.int32)
+      clipped, is_usable, norm = clipping.clip(parts, clip_norm)
+      if not self._aggregation.clips:
+        clipped = [
+          tf.where(is_usable, part, tf.zeros_like(part)) for part in parts
+        ]
+      usable = tf.cast(is_usable, tf.int32)
       return collections.OrderedDict(
-        update=tf.nest.pack_sequence_as(
-          value, clipped if self._aggregation.clips else parts
-        ),
+        update=tf.nest.pack_sequence_as(value, clipped),
         usable=usable,
         failed=1 - usable,
         below=usable * tf.cast(norm <= clip_norm, tf.int32),

@@ -125,9 +125,10 @@ class ClientMechanism:
     """
     if not self.compares:
       return squared_norm
-    where = array_namespace.of(squared_norm, participants).where
-    alone = taking_part & (participants == 1)
-    return where(alone, squared_norm, squared_deviation)
+    xp = array_namespace.of(squared_norm, participants)
+    # Not by `==`, which compares objects in the graphs that TFF makes.
+    alone = taking_part & xp.equal(participants, 1)
+    return xp.where(alone, squared_norm, squared_deviation)
 
   def relation(self, unit: str) -> dp_accounting.NeighboringRelation:
     """Returns adding or removing one client."""

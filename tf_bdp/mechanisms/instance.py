@@ -254,7 +254,9 @@ class InstanceMechanism:
   def worst_case_squared_distance(self, unit: str, participants: Any) -> Any:
     """Returns the largest r² of any example, with n participants."""
     del unit
-    if not (self.noise_multiplier or self.noise_per_clip_norm):
+    # Noise of the server hides nothing where it sees what each client sends.
+    server_noise = self.averages_noise and self.noise_per_clip_norm
+    if not (self.noise_multiplier or server_noise):
       return math.inf
     return self.worst_case_move**2 / self.example_variance(participants)
 
