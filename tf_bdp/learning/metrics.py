@@ -29,9 +29,13 @@ def events_from_metrics(
     An event of the round's own participants for each of `mechanism.units`; its
     worst case, if they were too few to estimate from.
   """
-  return mechanism.events(
-    measurements_from_metrics(metrics, mechanism, reporting)
-  )
+  measured = measurements_from_metrics(metrics, mechanism, reporting)
+  if mechanism.local is not None and mechanism.local.panel_examples:
+    raise ValueError(
+      'A panel is measured in rounds in which it takes no part, too: train '
+      'with tf_bdp.engines, or use panel_examples = 0.'
+    )
+  return mechanism.events(measured)
 
 
 def measurements_from_metrics(
@@ -56,11 +60,6 @@ def measurements_from_metrics(
     work = metrics['client_work'] if local is not None else {}
     reported = cost_reports.read({**work, **learnt}, mechanism, reporting)
   elif local is not None:
-    if local.panel_examples:
-      raise ValueError(
-        'A panel is measured in rounds in which it takes no part, too: train '
-        'with tf_bdp.engines, or use panel_examples = 0.'
-      )
     answers = instance_processes.MovesByExample.read(
       metrics['client_work'], local.local_steps
     )
