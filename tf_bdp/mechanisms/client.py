@@ -126,7 +126,8 @@ class ClientMechanism:
     if not self.compares:
       return squared_norm
     where = array_namespace.of(squared_norm, participants).where
-    alone = taking_part & (participants == 1)
+    # Not by ==, which in TFF's graphs compares tensors as objects.
+    alone = taking_part & (participants < 2)
     return where(alone, squared_norm, squared_deviation)
 
   def relation(self, unit: str) -> dp_accounting.NeighboringRelation:
