@@ -54,6 +54,12 @@ class Engine(abc.ABC):
       participants: The clients that take part.
       panel: The clients that are measured, taking part or not.
     """
+    local = self.mechanism.local
+    if local is not None and local.panel_examples and not panel:
+      raise ValueError(
+        'A panel of examples is of the clients of a panel. Found '
+        f'panel_examples = {local.panel_examples} without any.'
+      )
     state, measured = self.release(state, round_number, participants, panel)
     return Round(state, measured, self.mechanism.events(measured))
 
