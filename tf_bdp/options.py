@@ -26,7 +26,7 @@ def option(
   Args:
     default: Its value if it is left out.
     help_text: What it does, for `--help`.
-    choices: What it may be; `check` refuses others.
+    choices: What it may be; `check_choices` refuses others.
     flag: Its name among all settings, where that is not the field's own.
   """
   return dataclasses.field(
