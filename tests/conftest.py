@@ -6,7 +6,6 @@ import hypothesis
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
-from tf_bdp.aggregators import runtime
 
 # The same examples in every run; how many is told where 30 are not right.
 hypothesis.settings.register_profile(
@@ -18,8 +17,3 @@ hypothesis.settings.register_profile(
   suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile('reproducible')
-
-
-def pytest_sessionstart():
-  """Lets TFF's worker end with pytest; it must precede TFF's first call."""
-  runtime.reap_on_exit()

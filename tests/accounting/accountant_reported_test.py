@@ -129,7 +129,6 @@ def test_reported_costs_are_added_up_as_they_are_by_product_as_well():
 
 @pytest.mark.parametrize('inclusion', [1.0, 0.2])
 def test_reported_costs_are_taken_as_they_are_but_for_the_worst_case(inclusion):
-  accountant = _accountant('product')
   worst = oracles.included(
     oracles.log_moments([9.0], 0.3, _ORDERS)[0], inclusion
   )

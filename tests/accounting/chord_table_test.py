@@ -23,8 +23,13 @@ def _bounds(distances, q, orders, direction='tight'):
   return table.evaluate(np.asarray(distances, dtype=np.float64))
 
 
-@pytest.mark.parametrize('direction', sampled_gaussian.DIRECTIONS)
-@pytest.mark.parametrize('q', [0, 1e-6, 1e-3, 0.02, 0.3, 0.9, 0.999, 1])
+@pytest.mark.parametrize(
+  'q, direction',
+  [
+    *((q, 'tight') for q in (0, 1e-6, 1e-3, 0.02, 0.3, 0.9, 0.999, 1)),
+    *((q, 'printed') for q in (1e-3, 0.9)),
+  ],
+)
 def test_chords_are_above_the_exact_cost_by_at_most_1e_6(q, direction):
   distances = 10 ** np.random.default_rng(0).uniform(-12, 4, 2000)
   orders = accountant.DEFAULT_ORDERS

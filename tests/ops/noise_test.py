@@ -7,6 +7,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 from scipy import stats
 
+from tf_bdp.mechanisms import base
 from tf_bdp.ops import noise as noise_lib
 
 # How unlikely a true hypothesis must be before a test of it fails.
@@ -79,8 +80,8 @@ def test_seeded_noise_is_reproducible():
   [
     {'seed': 8},
     {'round_number': 1},
-    {'purpose': noise_lib.COUNT_NOISE},
-    {'round_number': 1, 'purpose': noise_lib.COUNT_NOISE},
+    {'purpose': base.COUNT_NOISE},
+    {'round_number': 1, 'purpose': base.COUNT_NOISE},
   ],
 )
 def test_seeded_noise_differs_by_seed_round_and_purpose(other):
@@ -93,7 +94,7 @@ def test_no_two_rounds_and_purposes_of_a_seed_share_their_noise():
   firsts = {
     _noise(1, seed=3, round_number=number, purpose=purpose).item()
     for number in range(50)
-    for purpose in (noise_lib.UPDATE_NOISE, noise_lib.COUNT_NOISE)
+    for purpose in (noise_lib.UPDATE_NOISE, base.COUNT_NOISE)
   }
   assert len(firsts) == 100
 
