@@ -67,7 +67,7 @@ def list_images(
   """
   if data_dir is None:
     raise ValueError(f'APTOS 2019 needs --data_dir=DIR, {_LAYOUT}.')
-  folder = pathlib.Path(data_dir)
+  folder = pathlib.Path(data_dir).expanduser()
   identifiers, labels = _read_table(folder / 'train.csv')
   paths = _find_files(folder / 'train_images', identifiers)
   with futures.ThreadPoolExecutor(os.cpu_count()) as pool:

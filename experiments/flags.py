@@ -1,7 +1,6 @@
 """Flags of scripts, made of the options that dataclasses declare."""
 
 import dataclasses
-import sys
 import typing
 from collections.abc import Mapping
 from typing import Any, Optional, TypeVar
@@ -16,18 +15,17 @@ _PARSERS = {
   int: flags.IntegerParser,
   float: flags.FloatParser,
 }
-# The groups of `--help`, in this order.
-_groups: dict[str, None] = {}
+# The flags under each heading of `--help`, in this order.
+_headings: dict[str, list[str]] = {}
 
 
-def define(group: str, kind: type) -> None:
+def define(heading: str, kind: type) -> None:
   """Defines a flag for each field of a dataclass of options.
 
   Args:
-    group: Under which heading `--help` shows them.
+    heading: Under which `--help` shows them.
     kind: The dataclass.
   """
-  _groups[group] = None
   types = typing.get_type_hints(kind)
   for field in dataclasses.fields(kind):
     name, text = options.name_of(field), field.metadata['help']
@@ -42,7 +40,13 @@ def define(group: str, kind: type) -> None:
       parser = _PARSERS[value_type]()
       serializer = flags.ArgumentSerializer()
       flag = flags.Flag(parser, serializer, name, field.default, text)
-    flags.DEFINE_flag(flag, module_name=group)
+    show(heading, flags.DEFINE_flag(flag, module_name=heading))
+
+
+def show(heading: str, *holders: 'flags.FlagHolder[Any]') -> None:
+  """Lets `--help` show flags under a heading."""
+  names = [holder.name for holder in holders]
+  _headings.setdefault(heading, []).extend(names)
 
 
 def read(kind: type[_Group]) -> _Group:
@@ -61,12 +65,17 @@ def set_defaults(defaults: Mapping[str, Any]) -> None:
 def help_text(description: Optional[str]) -> str:
   """Returns what `--help` shows: a description, then the flags in groups."""
   parts = [(description or '').rstrip()]
-  parts += [flags.FLAGS.module_help(group) for group in _groups]
+  for heading, names in _headings.items():
+    parts += [f'\n{heading}:', *(_describe(flags.FLAGS[n]) for n in names)]
   return '\n'.join(parts)
 
 
-def show_help_if_asked(arguments: list[str]) -> None:
-  """Prints the help in groups, and ends the process, if --help is given."""
-  if {'--help', '-help', '-h', '-?', '--helpshort'} & set(arguments):
-    print(help_text(sys.modules['__main__'].__doc__))
-    sys.exit(0)
+def _describe(flag: flags.Flag) -> str:
+  name = f'[no]{flag.name}' if flag.boolean else flag.name
+  # absl adds to the help of a flag that can be repeated.
+  text = ' '.join(flag.help.split()).replace('.;', ';')
+  if flag.default not in (None, []):
+    text += f' (default: {flag.default_as_str})'
+  return flags.text_wrap(
+    f'--{name}: {text}', indent=' ' * 4, firstline_indent='  '
+  )

@@ -35,7 +35,7 @@ def write(results: pathlib.Path) -> pathlib.Path:
     path = results / f'tuning_{table}.csv'
     if path.exists():
       parts.append(_tuning_section(table, tables.read(path)))
-  for figure, text in _FIGURES.items():
+  for figure, text in FIGURES.items():
     if (results / f'figure_{figure}.png').exists():
       parts.append(
         f'## Figure {figure}\n\n`python -m experiments.reproduce '
@@ -47,7 +47,7 @@ def write(results: pathlib.Path) -> pathlib.Path:
   return page
 
 
-_FIGURES = {
+FIGURES = {
   1: (
     'Growth of ε of examples since the first evaluated round, by the '
     "paper's accounting with the exact divergence, δ = 1e-5. "
@@ -73,7 +73,8 @@ def _mine(rows: Sequence[_Row], cell: tables.Cell) -> list[_Row]:
   return [row for row in rows if row['cell'] == cell.name]
 
 
-def _name(table: int, cell: tables.Cell) -> str:
+def name_of(table: int, cell: tables.Cell) -> str:
+  """Returns what a cell is called, such as 'II, 100 clients'."""
   name = figures.PANELS.get(cell.name, f'{cell.clients:,} clients')
   return f'{_NUMERALS[table]}, {name}'
 
@@ -105,7 +106,7 @@ def _glance(found: Mapping[int, Sequence[_Row]]) -> str:
         _accuracy(mine, method) or '–'
         for method in ('bdp_panel', 'bdp_distribution_free')
       ]
-      cells = (_name(table, cell), *compared, *sound)
+      cells = (name_of(table, cell), *compared, *sound)
       lines.append(f'| {" | ".join(cells)} |')
   return '\n'.join(lines)
 
@@ -121,7 +122,7 @@ def _behind(found: Mapping[int, Sequence[_Row]]) -> str:
         title = 'no privacy'
         if method != 'baseline':
           title = epsilon_curves.METHODS[method]
-        where = f'- Table {_name(table, cell)}, {title}: '
+        where = f'- Table {name_of(table, cell)}, {title}: '
         if not accuracies:
           lines.append(f'{where}no round within the budget; {_why(mine)}')
           continue

@@ -1,29 +1,38 @@
-"""How the scripts start."""
+"""How the scripts start, and how they end where they cannot go on."""
 
+import logging
 import os
 import sys
+import warnings
 from typing import Callable
-
-from absl import app, logging
 
 from experiments import flags
 from tf_bdp.analysis import command_line
 
 
-def start(main: Callable[[list[str]], None]) -> None:
-  """Parses the flags, imports TensorFlow and runs a script."""
-  # --help and mistakes in flags are answered before the slow imports, which
-  # must come before `app.run`: Keras 2.14 breaks if it is first imported there.
-  flags.show_help_if_asked(sys.argv)
+def start(main: Callable[[], None], to_go_on: str) -> None:
+  """Parses the flags and runs a script.
+
+  Args:
+    main: Does the work, and imports TensorFlow only there: --help and mistakes
+      in flags are answered before. Its errors are told in one sentence.
+    to_go_on: How to go on after Ctrl-C.
+  """
+  if {'--help', '-help', '-h', '-?', '--helpshort'} & set(sys.argv):
+    print(flags.help_text(sys.modules['__main__'].__doc__))
+    sys.exit(0)
   arguments = command_line.parse_flags(sys.argv)
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   # TensorFlow has it off on processors without AVX-512, where convolutions then
   # take three times as long.
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
-  import tensorflow as tf
-
-  tf.get_logger().setLevel('ERROR')
-  logging.set_verbosity(logging.ERROR)
-
-  # Parsed a second time, flags with several values would have them twice.
-  app.run(main, flags_parser=lambda _: arguments)
+  for name in ('tensorflow', 'absl'):
+    logging.getLogger(name).setLevel(logging.ERROR)
+  warnings.filterwarnings('ignore', 'pkg_resources is deprecated')
+  try:
+    command_line.call(main, arguments)
+  except RuntimeError as error:
+    sys.exit(f'Error: {error}')
+  except KeyboardInterrupt:
+    print(f'\nInterrupted. To go on: {to_go_on}.', file=sys.stderr)
+    sys.exit(130)

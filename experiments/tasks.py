@@ -84,9 +84,7 @@ def _aptos(data: 'Data', model: 'Model', seed: int) -> Task:
 class Data:
   """Which data, and how clients hold them."""
 
-  dataset: str = options.option(
-    'digits', 'What to learn.', choices=tuple(TASKS)
-  )
+  dataset: str = options.option('digits', 'What to learn.', choices=TASKS)
   data_dir: Optional[str] = options.option(
     None,
     "Where TensorFlow Datasets has its data, or puts them; for aptos Kaggle's "

@@ -17,11 +17,9 @@ Examples:
 
 import dataclasses
 import pathlib
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-from absl import app
 from absl import flags as absl_flags
 
 from experiments import flags, startup
@@ -63,33 +61,16 @@ for _name, _heading in _HEADINGS.items():
 flags.define('output', _Output)
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
   """Trains, accounts and reports."""
-  if len(argv) > 1:
-    raise app.UsageError(f'Unexpected arguments: {argv[1:]}.')
-  try:
-    _train()
-  except (ValueError, OSError, RuntimeError) as error:
-    sys.exit(f'Error: {error}')
-
-
-def _train() -> None:
-  from tf_bdp.reporting import run_report
-
   settings = run_lib.Settings(*(flags.read(kind) for kind in _GROUPS.values()))
   output = flags.read(_Output)
   directory = pathlib.Path(output.report_dir)
-  try:
-    plan, progress, _ = run_lib.run(
-      settings, directory, output.resume, output.overwrite
-    )
-  except KeyboardInterrupt:
-    print(
-      f'\nInterrupted. To go on: the same command with --resume (and without '
-      f'--overwrite). The checkpoint is in {directory}.',
-      file=sys.stderr,
-    )
-    sys.exit(130)
+  plan, progress, _ = run_lib.run(
+    settings, directory, output.resume, output.overwrite
+  )
+  from tf_bdp.reporting import run_report
+
   notes = []
   if plan.mechanism.local is not None and settings.data.examples_per_client:
     notes.append(
@@ -125,7 +106,9 @@ def run(
       f'This script is for --level={"|".join(levels)}; for others use '
       'experiments.train.',
     )
-  startup.start(main)
+  startup.start(
+    main, 'the same command with --resume (and without --overwrite)'
+  )
 
 
 if __name__ == '__main__':

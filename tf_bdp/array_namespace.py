@@ -1,9 +1,9 @@
 """Lets a formula stand once for numbers, arrays and tensors.
 
 Formulas of mechanisms are needed in this process and inside TFF's graphs. They
-are written with the functions of `array_namespace.of(...)`, which are numpy's,
-or TensorFlow's of the same names where an argument is a tensor. TensorFlow is
-not imported for it: without it there are no tensors.
+are written with the functions of `array_namespace.of(...)`, which are
+TensorFlow's if an argument is a tensor, and numpy's otherwise. TensorFlow is
+never imported here: before somebody else has, there are no tensors.
 """
 
 import functools
@@ -16,6 +16,7 @@ import numpy as np
 _NUMPY = types.SimpleNamespace(
   float64=lambda values: np.asarray(values, np.float64),
   where=np.where,
+  equal=np.equal,
   minimum=np.minimum,
   maximum=np.maximum,
   exp=np.exp,
@@ -45,12 +46,13 @@ def of_tensorflow() -> types.SimpleNamespace:
   def float64(values: Any) -> Any:
     if tf.is_tensor(values):
       return tf.cast(values, tf.float64)
-    # Not by `tf.cast`, which would take Python's numbers for float32.
+    # `tf.cast` would first make float32 of Python's numbers.
     return tf.constant(np.asarray(values, np.float64))
 
   return types.SimpleNamespace(
     float64=float64,
     where=tf.where,
+    equal=tf.equal,
     minimum=tf.minimum,
     maximum=tf.maximum,
     exp=tf.exp,

@@ -1,12 +1,12 @@
 """Settings as frozen dataclasses whose fields say what they are for.
 
-A field made by `option` has its default, its help and its choices in one place;
-scripts make their flags of it (see `experiments.flags`), checkpoints and
-reports its name and value.
+A field made by `option` holds its default, its help text and its choices in one
+place. Scripts make a flag from it (see `experiments.flags`); checkpoints and
+reports list it by name.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, Optional, TypeVar
 
 from tf_bdp import validation
@@ -18,7 +18,7 @@ def option(
   default: Any,
   help_text: str,
   *,
-  choices: Optional[Sequence[str]] = None,
+  choices: Optional[Collection[str]] = None,
   flag: Optional[str] = None,
 ) -> Any:
   """Returns a dataclass field for a setting.
@@ -26,8 +26,9 @@ def option(
   Args:
     default: Its value if it is left out.
     help_text: What it does, for `--help`.
-    choices: What it may be; `check` refuses others.
-    flag: Its name among all settings, where that is not the field's own.
+    choices: The values that it may have; `check_choices` refuses others.
+    flag: The setting's name in scripts and checkpoints, if that is not the name
+      of the field.
   """
   return dataclasses.field(
     default=default,
@@ -36,17 +37,17 @@ def option(
 
 
 def name_of(field: 'dataclasses.Field[Any]') -> str:
-  """Returns a field's name among all settings."""
+  """Returns the name of a field's setting in scripts and checkpoints."""
   return field.metadata.get('flag') or field.name
 
 
 def check_choices(group: Any) -> None:
-  """Raises ValueError for a value that is none of its field's choices."""
+  """Raises ValueError for a value that is not among its field's choices."""
   for field in dataclasses.fields(group):
     choices = field.metadata.get('choices')
     value = getattr(group, field.name)
     if choices is not None and not (value is None and field.default is None):
-      validation.check_choice(name_of(field), value, choices)
+      validation.check_choice(name_of(field), value, tuple(choices))
 
 
 def to_flat(*groups: Any) -> dict[str, Any]:
@@ -59,7 +60,7 @@ def to_flat(*groups: Any) -> dict[str, Any]:
 
 
 def from_flat(kind: type[_Group], values: Mapping[str, Any]) -> _Group:
-  """Makes a group of those values that are its own."""
+  """Makes a group from values by name; ignores names of other groups."""
   found = {
     field.name: values[name_of(field)]
     for field in dataclasses.fields(kind)  # type: ignore[arg-type]

@@ -23,16 +23,20 @@ def _bounds(distances, q, orders, direction='tight'):
   return table.evaluate(np.asarray(distances, dtype=np.float64))
 
 
-@pytest.mark.parametrize('direction', sampled_gaussian.DIRECTIONS)
-@pytest.mark.parametrize('q', [0, 1e-6, 1e-3, 0.02, 0.3, 0.9, 0.999, 1])
+@pytest.mark.parametrize(
+  'q, direction',
+  [
+    *((q, 'tight') for q in (0, 1e-6, 1e-3, 0.02, 0.3, 0.9, 0.999, 1)),
+    *((q, 'printed') for q in (1e-3, 0.9)),
+  ],
+)
 def test_chords_are_above_the_exact_cost_by_at_most_1e_6(q, direction):
-  distances = 10 ** np.random.default_rng(0).uniform(-12, 4, 8000)
+  distances = 10 ** np.random.default_rng(0).uniform(-12, 4, 2000)
   orders = accountant.DEFAULT_ORDERS
   exact = sampled_gaussian.log_moments(distances, q, orders, direction)
   _assert_just_above(_bounds(distances, q, orders, direction), exact)
 
 
-@hypothesis.settings(derandomize=True, max_examples=40, deadline=None)
 @hypothesis.given(
   log_q=st.floats(-9, 0),
   order=st.integers(1, 512),
@@ -51,31 +55,24 @@ def test_chords_are_just_above_wherever_the_units_crowd(
 @pytest.mark.parametrize('q', [1e-4, 0.1, 0.95])
 def test_chords_are_just_above_at_and_beside_the_borders_of_segments(q):
   orders = (1, 8, 64, 512)
+  steps = np.array([-(2.0**-20), -(2.0**-40), 0, 2.0**-40, 2.0**-20])
   for border in 16.0 ** np.arange(-9, 4):
-    steps = np.array([-(2.0**-20), -(2.0**-40), 0, 2.0**-40, 2.0**-20])
-    distances = np.concatenate(
-      [
-        border * (1 + steps),
-        [np.nextafter(border, 0), np.nextafter(border, np.inf)],
-      ]
-    )
+    neighbours = [np.nextafter(border, 0), np.nextafter(border, np.inf)]
+    distances = np.concatenate([border * (1 + steps), neighbours])
     exact = sampled_gaussian.log_moments(distances, q, orders)
     _assert_just_above(_bounds(distances, q, orders), exact)
-    for distance in distances:  # Alone, it decides which segments are made.
-      alone = sampled_gaussian.log_moments([distance], q, orders)
-      _assert_just_above(_bounds([distance], q, orders), alone)
+    # Alone, a distance decides which segments are made.
+    alone = [_bounds([distance], q, orders)[0] for distance in distances]
+    _assert_just_above(np.array(alone), exact)
 
 
 def test_chords_are_above_the_sum_in_sixty_digits():
   distances = [3e-7, 0.0123, 0.77, 11.0, 3000.0]
   orders = (1, 16, 512)
-  exact = [
-    [oracles.log_moment(r2, 0.01, order) for order in orders]
-    for r2 in distances
-  ]
+  exact = oracles.log_moments(distances, 0.01, orders)
   bounds = _bounds(distances, 0.01, orders)
   assert np.all(bounds >= exact)
-  _assert_just_above(bounds, np.array(exact))
+  _assert_just_above(bounds, exact)
 
 
 def test_a_unit_at_distance_zero_costs_nothing():
@@ -117,7 +114,7 @@ def test_few_units_are_evaluated_exactly():
 
 @pytest.mark.parametrize('direction', sampled_gaussian.DIRECTIONS)
 def test_many_units_are_bounded_from_above(direction):
-  distances = np.random.default_rng(4).exponential(0.3, 20_000)
+  distances = np.random.default_rng(4).exponential(0.3, 5000)
   orders = (1, 9, 90)
   actual = chord_table.log_moments_upper_bound(
     distances, 0.1, orders, direction

@@ -1,13 +1,17 @@
 """Tests of the table of methods."""
 
+import functools
+
+import attr
 import dp_accounting
 import numpy as np
 import pytest
 
+from tests.accounting import builders, oracles
 from tf_bdp.accounting import accountant as accountant_lib
 from tf_bdp.accounting import comparison, events
 
-_DELTA = 1e-5
+_DELTA = builders.DELTA
 _METHODS = [
   'DP, RDP',
   'DP, PLD',
@@ -17,19 +21,46 @@ _METHODS = [
   'BDP, panel',
   'BDP, distribution-free',
 ]
-pytestmark = pytest.mark.filterwarnings('ignore:The best order')
+pytestmark = builders.ignore_best_order
 
 
 def _rounds(worst=0.25, panel=True, units=50):
   generator = np.random.default_rng(0)
-  return [
+  return tuple(
     events.BayesianGaussianEvent(
       0.25 * generator.beta(0.5, 5, units), 0.1, worst, panel
     )
     for _ in range(4)
+  )
+
+
+def _parallel_rounds(panel=True):
+  """The same beside a second group, which is sampled less often."""
+  generator = np.random.default_rng(1)
+  return tuple(
+    events.ParallelEvent(
+      [
+        event,
+        builders.make_event(
+          0.25 * generator.beta(0.5, 5, 40), 0.05, 0.25, panel
+        ),
+      ]
+    )
+    for event in _rounds(panel=panel)
+  )
+
+
+def _dp_epsilons(q, z, count):
+  event = dp_accounting.SelfComposedDpEvent(
+    builders.sampled_gaussian(q, z), count
+  )
+  return [
+    dp_accounting.rdp.RdpAccountant().compose(event).get_epsilon(_DELTA),
+    dp_accounting.pld.PLDAccountant().compose(event).get_epsilon(_DELTA),
   ]
 
 
+@functools.cache
 def _rows(rounds):
   rows = comparison.compare(rounds, _DELTA)
   assert [row.method for row in rows] == _METHODS
@@ -37,27 +68,18 @@ def _rows(rounds):
   return {row.method: row for row in rows}
 
 
-def test_the_dp_rows_are_what_dp_accounting_computes():
-  event = dp_accounting.SelfComposedDpEvent(
-    dp_accounting.PoissonSampledDpEvent(
-      0.1, dp_accounting.GaussianDpEvent(2.0)
-    ),
-    4,
-  )
-  rows = _rows(_rounds())
-  rdp = dp_accounting.rdp.RdpAccountant().compose(event)
-  pld = dp_accounting.pld.PLDAccountant().compose(event)
-  assert rows['DP, RDP'].epsilon == pytest.approx(
-    rdp.get_epsilon(_DELTA), rel=1e-9
-  )
-  assert rows['DP, PLD'].epsilon == pytest.approx(
-    pld.get_epsilon(_DELTA), rel=1e-6
-  )
+@pytest.mark.parametrize('make_rounds', [_rounds, _parallel_rounds])
+def test_the_dp_rows_are_what_dp_accounting_computes(make_rounds):
+  rows = _rows(make_rounds())
+  rdp, pld = _dp_epsilons(0.1, 2.0, 4)
+  assert rows['DP, RDP'].epsilon == pytest.approx(rdp, rel=1e-9)
+  assert rows['DP, PLD'].epsilon == pytest.approx(pld, rel=1e-6)
 
 
+@pytest.mark.parametrize('make_rounds', [_rounds, _parallel_rounds])
 @pytest.mark.parametrize('panel', [True, False])
-def test_the_bayesian_rows_are_what_the_accountants_compute(panel):
-  rounds = _rounds(panel=panel)
+def test_the_bayesian_rows_are_what_the_accountants_compute(make_rounds, panel):
+  rounds = make_rounds(panel=panel)
   make = accountant_lib.BayesianAccountant
   accountants = {
     'BDP, paper': make.paper('printed'),
@@ -72,15 +94,16 @@ def test_the_bayesian_rows_are_what_the_accountants_compute(panel):
   for method, accountant in accountants.items():
     for event in rounds:
       accountant.compose(event)
-    epsilon, order = accountant.get_epsilon_and_optimal_order(_DELTA)
-    expected = epsilon
+    details = accountant.explain(_DELTA)
+    expected = details['epsilon']
     if 'paper' not in method:  # DP implies BDP.
       dp = min(rows['DP, RDP'].epsilon, rows['DP, PLD'].epsilon)
-      expected = min(epsilon, dp)
-      assert (expected < epsilon) == ('as DP' in rows[method].assumption)
+      is_as_dp = dp < expected
+      expected = min(expected, dp)
+      assert is_as_dp == ('as DP' in rows[method].assumption)
     assert rows[method].epsilon == expected
-    assert rows[method].order == order
-    assert rows[method].details['epsilon'] == epsilon
+    assert rows[method].order == details['order']
+    assert rows[method].details == details
 
 
 def test_without_a_worst_case_the_rows_that_need_one_are_none():
@@ -91,8 +114,9 @@ def test_without_a_worst_case_the_rows_that_need_one_are_none():
   assert rows['BDP, panel'].epsilon > 0
 
 
-def test_without_a_panel_its_row_is_none():
-  row = _rows(_rounds(panel=False))['BDP, panel']
+@pytest.mark.parametrize('make_rounds', [_rounds, _parallel_rounds])
+def test_without_a_panel_its_row_is_none(make_rounds):
+  row = _rows(make_rounds(panel=False))['BDP, panel']
   assert row.epsilon is None
   assert row.assumption == 'the units are not a panel'
 
@@ -112,10 +136,10 @@ def test_no_bayesian_row_but_the_printed_one_is_above_rdp_on_its_orders():
 
 def test_composed_rounds_are_counted_one_by_one():
   rounds = _rounds()
-  composed = [
+  composed = (
     dp_accounting.ComposedDpEvent(rounds[:2]),
     dp_accounting.ComposedDpEvent(rounds[2:]),
-  ]
+  )
   flat, nested = _rows(rounds), _rows(composed)
   for method in _METHODS:
     assert nested[method].epsilon == pytest.approx(
@@ -124,8 +148,8 @@ def test_composed_rounds_are_counted_one_by_one():
 
 
 def test_an_epsilon_beyond_use_is_not_computed_as_a_distribution():
-  rounds = [events.BayesianGaussianEvent([900.0] * 5, 1.0, 1e4)]
-  row = _rows(rounds)['DP, PLD']
+  rounds = events.BayesianGaussianEvent([900.0] * 5, 1.0, 1e4)
+  row = _rows((rounds,))['DP, PLD']
   assert row.epsilon is None
   assert row.assumption.startswith('not computed')
 
@@ -150,3 +174,113 @@ def test_the_table_has_a_line_for_each_row_and_a_dash_where_there_is_none():
   column = lines[0].index('Assumes')
   for line, row in zip(lines[1:], rows):
     assert line[column:] == row.assumption
+
+
+# --- Rounds in which groups take part with a chance.
+
+
+def _included_rounds(chances=(0.1, 0.3)):
+  """Measured rounds of two chances, and one of plain noise between them."""
+  included = builders.with_inclusion
+  groups = [
+    included(attr.evolve(group, panel=False), chances[0])
+    for group in builders.make_groups()
+  ]
+  last = included(
+    builders.make_event([0.01] * 20, 0.5, panel=False), chances[1]
+  )
+  noise = dp_accounting.GaussianDpEvent(9.0)
+  return (*[events.ParallelEvent(groups)] * 2, noise, *[last] * 3)
+
+
+def _worst_costs(worst, q, inclusion):
+  orders = accountant_lib.DEFAULT_ORDERS
+  (costs,) = oracles.log_moments([worst], q, orders)
+  return oracles.included(costs, inclusion)
+
+
+def test_of_included_rounds_dp_is_at_the_accountants_orders_and_without_pld():
+  rows = _rows(_included_rounds())
+  rdp, pld = rows['DP, RDP'], rows['DP, PLD']
+  orders = accountant_lib.DEFAULT_ORDERS
+  costs = (
+    2 * _worst_costs(0.4, 0.6, 0.1)
+    + oracles.gaussian_costs([1 / 81], orders)[0]
+    + 3 * _worst_costs(0.25, 0.5, 0.3)
+  )
+  assert rdp.epsilon == pytest.approx(
+    oracles.epsilon(orders, costs, _DELTA, 'tight'), rel=1e-9
+  )
+  assert 'integer orders' in rdp.assumption
+  assert pld.epsilon is None
+  assert pld.assumption == 'not computed: whether clients take part is visible'
+  assert 'take part is visible' in comparison.format_table(list(rows.values()))
+  for name in ('BDP, holder', 'BDP, distribution-free'):
+    assert 0 < rows[name].epsilon <= rdp.epsilon
+  # The gain is in all rows.
+  for method, row in _rows(_included_rounds((1.0, 1.0))).items():
+    found = rows[method].epsilon
+    assert found is None or found < row.epsilon
+
+
+def test_included_rounds_that_move_nothing_can_be_compared():
+  event = builders.make_event([0.0] * 5, 1.0, 0.0)
+  rdp, *_ = comparison.compare([builders.with_inclusion(event, 0.5)], _DELTA)
+  assert rdp.epsilon == 0.0
+
+
+# --- Rounds of which only the costs were reported.
+
+
+def _reported_to(events_, **settings):
+  accountant = builders.make_accountant(
+    'holder', orders=builders.FEW_ORDERS, **settings
+  )
+  for event in events_:
+    accountant.compose(event)
+  return accountant
+
+
+def test_reported_rounds_are_not_composed_in_other_ways_than_bounded():
+  with pytest.raises(ValueError, match='use compare_reported'):
+    comparison.compare([*_rounds(), builders.reported([0.1] * 5)], _DELTA)
+
+
+def test_the_rows_of_reported_rounds_are_dp_and_what_was_reported():
+  rounds = [builders.reported([0.001, 0.002, 0.005, 0.02, 0.07])] * 4
+  accountant = _reported_to(rounds, estimator='student_t')
+  rows = comparison.compare_reported(rounds, _DELTA, accountant)
+  assert [row.method for row in rows] == ['DP, RDP', 'DP, PLD', 'BDP, reported']
+  rdp, pld = _dp_epsilons(0.3, 2.0, 4)
+  assert rows[0].epsilon == pytest.approx(rdp, rel=1e-9)
+  assert rows[1].epsilon == pytest.approx(pld, rel=1e-6)
+  assert rows[2].epsilon == accountant.get_epsilon(_DELTA) < pld
+  assert rows[2].details == accountant.explain(_DELTA)
+  assert rows[2].order == rows[2].details['order']
+  assert rows[2].assumption.endswith('holder, student_t')
+
+
+def test_a_reported_figure_above_that_of_dp_gives_way_to_it():
+  rounds = [builders.reported([50.0] * 5, worst=0.04)] * 3
+  accountant = _reported_to(rounds)
+  *dp_rows, row = comparison.compare_reported(rounds, _DELTA, accountant)
+  smallest = min(dp.epsilon for dp in dp_rows)
+  assert row.epsilon == smallest < accountant.get_epsilon(_DELTA)
+  assert row.assumption.startswith('as DP')
+  # How it came about is told as it was.
+  assert row.details['epsilon'] == accountant.get_epsilon(_DELTA)
+
+
+def test_of_reported_included_rounds_dp_is_at_the_accountants_orders():
+  event = builders.with_inclusion(builders.reported([0.01] * 5), 0.2)
+  accountant = _reported_to([event] * 3)
+  rdp, pld, reported = comparison.compare_reported(
+    [event] * 3, _DELTA, accountant
+  )
+  costs = 3 * _worst_costs(0.25, 0.3, 0.2)
+  orders = accountant_lib.DEFAULT_ORDERS
+  assert rdp.epsilon == pytest.approx(
+    oracles.epsilon(orders, costs, _DELTA, 'tight'), rel=1e-9
+  )
+  assert pld.epsilon is None
+  assert reported.epsilon == min(rdp.epsilon, accountant.get_epsilon(_DELTA))

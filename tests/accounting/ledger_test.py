@@ -6,6 +6,7 @@ import math
 import dp_accounting
 import pytest
 
+from tests.accounting import builders
 from tf_bdp.accounting import events, ledger
 
 _GAUSSIAN = dp_accounting.GaussianDpEvent(2.0)
@@ -27,6 +28,19 @@ def _entries(event, count=1):
     ),
     (_BAYESIAN, [(0.5, 0.4, True, 3)]),
     (_UNCLIPPED, [(math.inf, 0.4, True, 3)]),
+    # The largest of all groups.
+    (events.ParallelEvent(builders.make_groups()), [(0.4, 0.6, True, 3)]),
+    (
+      events.ParallelEvent(
+        builders.with_inclusion(group, chance)
+        for group, chance in zip(builders.make_groups(), (0.3, 0.1, 0.2))
+      ),
+      [(0.4, 0.6, True, 3, 0.3)],
+    ),
+    (
+      builders.with_inclusion(builders.reported([0.1] * 5), 0.7),
+      [(0.25, 0.3, True, 3, 0.7)],
+    ),
     (dp_accounting.NonPrivateDpEvent(), [(math.inf, 1.0, False, 3)]),
     (dp_accounting.NoOpDpEvent(), []),
     (dp_accounting.ComposedDpEvent([]), []),
@@ -43,6 +57,24 @@ def _entries(event, count=1):
 )
 def test_events_are_taken_apart_into_rounds(event, expected):
   assert _entries(event, 3) == [ledger.Entry(*entry) for entry in expected]
+
+
+def test_the_event_itself_is_given_back_with_its_entry():
+  parallel = events.ParallelEvent(builders.make_groups())
+  for event in (_BAYESIAN, parallel, builders.reported([0.1] * 5)):
+    ((found, _),) = ledger.rounds_of(event, 3)
+    assert found is event
+  ((found, _),) = ledger.rounds_of(_GAUSSIAN)
+  assert found is None
+
+
+def test_the_ledger_of_a_parallel_event_dominates_that_of_each_group():
+  def epsilon(event):
+    return builders.rdp_epsilon(ledger.to_dp_event(_entries(event, 3)))
+
+  groups = builders.make_groups()
+  alone = [epsilon(group) for group in groups]
+  assert epsilon(events.ParallelEvent(groups)) >= max(alone) > min(alone)
 
 
 def test_gaussians_that_see_one_sample_add_their_squared_distances():
@@ -158,22 +190,20 @@ def test_the_state_is_json_and_restores_equal_entries():
 
 
 @pytest.mark.parametrize(
-  'entry',
+  'field, value',
   [
-    [-1.0, 0.5, True, 1],
-    [math.nan, 0.5, True, 1],
-    [math.inf, 0.5, True, 1],
-    [1.0, 1.5, True, 1],
-    [1.0, math.nan, True, 1],
-    [1.0, 0.5, 1, 1],
-    [1.0, 0.5, None, 1],
-    [1.0, 0.5, True, 0],
-    [1.0, 0.5, True, 1.5],
-    [1.0, 0.5, True, math.inf],
-    [1.0, 0.5, True],
-    [1e250, 0.5, True, 1],
+    *((0, value) for value in (-1.0, math.nan, math.inf, 1e250)),
+    *((1, value) for value in (1.5, math.nan)),
+    *((2, value) for value in (1, None)),
+    *((3, value) for value in (0, 1.5, math.inf)),
+    *((4, value) for value in (1.5, -0.1, math.nan)),
   ],
 )
-def test_entries_that_are_none_are_refused(entry):
+def test_entries_that_are_none_are_refused(field, value):
+  entry = [1.0, 0.5, True, 1, 0.3]
+  assert ledger.from_state([entry]) == (ledger.Entry(*entry),)
+  with pytest.raises(ValueError):
+    ledger.from_state([entry[:-1]])
+  entry[field] = value
   with pytest.raises(ValueError):
     ledger.from_state([entry])

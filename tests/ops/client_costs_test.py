@@ -83,35 +83,35 @@ def _sample(units, largest, seed=0):
 # Log-moments.
 
 
-@pytest.mark.parametrize('q', _PROBABILITIES)
-def test_log_moments_are_the_accountants(q):
-  actual = _log_moments(_SQUARED_DISTANCES, q)
-  expected = sampled_gaussian.log_moments(_SQUARED_DISTANCES, q, _ORDERS)
+def _assert_the_accountants(distances, q, orders):
+  actual = _log_moments(distances, q, orders)
+  expected = sampled_gaussian.log_moments(distances, q, orders)
   # The accountant's own error is up to 1e-12 of the excess.
   np.testing.assert_allclose(actual, expected, rtol=2e-12, atol=0)
+
+
+def test_log_moments_are_the_accountants():
+  for q in _PROBABILITIES:
+    _assert_the_accountants(_SQUARED_DISTANCES, q, _ORDERS)
 
 
 @pytest.mark.parametrize('q', _PROBABILITIES)
 def test_log_moments_equal_the_sum_in_sixty_digits(q):
   distances, orders = (1e-12, 1e-3, 0.04, 7.3, 1e6), (1, 2, 32, 512)
   actual = _log_moments(distances, q, orders)
-  expected = [
-    [oracles.log_moment(r2, q, order) for order in orders] for r2 in distances
-  ]
+  expected = oracles.log_moments(distances, q, orders)
   np.testing.assert_allclose(actual, expected, rtol=1e-13, atol=0)
 
 
-@hypothesis.settings(derandomize=True, max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=40)
 @hypothesis.given(
   log_distances=st.lists(st.floats(-14, 6), min_size=1, max_size=20),
   log_q=st.floats(-8, 0),
 )
 def test_log_moments_are_the_accountants_at_random_places(log_distances, log_q):
-  distances, q = 10 ** np.array(log_distances), 10**log_q
-  orders = accountant.DEFAULT_ORDERS
-  actual = _log_moments(distances, q, orders)
-  expected = sampled_gaussian.log_moments(distances, q, orders)
-  np.testing.assert_allclose(actual, expected, rtol=2e-12, atol=0)
+  _assert_the_accountants(
+    10 ** np.array(log_distances), 10**log_q, accountant.DEFAULT_ORDERS
+  )
 
 
 def test_who_moves_nothing_or_never_takes_part_costs_exactly_nothing():
@@ -180,16 +180,19 @@ _LARGEST = (1e-12, 1e-4, 1.0, 30.0, 299.0, 2000.0, 1e5, 1e9)
 _WORST = (1e-11, 1.0, 1.5, 35.0, 700.0, 2500.0, 1.3e5, 1e9)
 
 
-@pytest.mark.parametrize('power', [1, 3, 100])
-@pytest.mark.parametrize('count', [3, 11, 40])
-@pytest.mark.parametrize('failure_probability', [0.05, 1e-10])
+# Each pair of these is a computation of its own, which takes its time.
+@pytest.mark.parametrize(
+  'failure_probability, power', [(0.05, 1), (1e-10, 3), (1e-6, 100)]
+)
 @pytest.mark.parametrize('estimator', _ESTIMATORS)
+@hypothesis.settings(max_examples=12)
+@hypothesis.given(count=st.integers(3, 40), seed=st.integers(0, 2**32 - 1))
 def test_a_bound_is_the_accountants_of_the_usable_units(
-  estimator, failure_probability, count, power
+  estimator, failure_probability, power, count, seed
 ):
-  log_values = _sample(40, _LARGEST, seed=count)
+  log_values = _sample(40, _LARGEST, seed)
   usable = np.zeros(40, bool)
-  usable[np.random.default_rng(count).choice(40, count, replace=False)] = True
+  usable[np.random.default_rng(seed).choice(40, count, replace=False)] = True
   actual = _bound(
     log_values, usable, failure_probability, estimator, _WORST, power
   )
@@ -211,12 +214,12 @@ def test_the_costs_of_units_that_are_not_usable_do_not_matter(estimator):
     np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.parametrize('count', [0, 1, 2])
 @pytest.mark.parametrize('estimator', _ESTIMATORS)
-def test_fewer_than_three_usable_units_cost_the_worst_case(estimator, count):
+def test_fewer_than_three_usable_units_cost_the_worst_case(estimator):
   log_values = _sample(8, _LARGEST)
-  found = _bound(log_values, np.arange(8) < count, 0.1, estimator, _WORST)
-  np.testing.assert_array_equal(found, _WORST)
+  for count in (0, 1, 2):
+    found = _bound(log_values, np.arange(8) < count, 0.1, estimator, _WORST)
+    np.testing.assert_array_equal(found, _WORST)
 
 
 @pytest.mark.parametrize('estimator', _ESTIMATORS)
@@ -296,8 +299,10 @@ def _exact_share(log_value, log_scale):
     return mpmath.expm1(log_value) / mpmath.expm1(log_scale)
 
 
-@pytest.mark.parametrize('scale', [1e-15, 1e-3, 1.0, 60.0, 709.0, 1e5, 1e9])
-def test_scaled_moments_are_the_shares_in_forty_digits_rounded_up(scale):
+@hypothesis.example(log_scale=math.log10(709.0))
+@hypothesis.given(log_scale=st.floats(-15, 9))
+def test_scaled_moments_are_the_shares_in_forty_digits_rounded_up(log_scale):
+  scale = 10**log_scale
   shares = np.array([1.0, 1 - 1e-15, 1 - 1e-9, 0.999, 0.9, 0.5, 1e-3, 1e-12])
   log_values = scale * shares
   first, second = _scaled_moments(log_values, np.full(8, scale))
@@ -328,10 +333,13 @@ def test_costs_that_have_no_finite_scale_are_all_of_it():
 
 
 # Of a sample with a deviation, the variance keeps most of its digits.
-@pytest.mark.parametrize('own_scale', [False, True])
-@pytest.mark.parametrize('count', [3, 10, 200])
-@pytest.mark.parametrize('failure_probability', [0.05, 1e-6])
 @pytest.mark.parametrize('estimator', _ESTIMATORS)
+@hypothesis.settings(max_examples=20)
+@hypothesis.given(
+  failure_probability=st.sampled_from([0.05, 1e-6]),
+  count=st.integers(3, 200),
+  own_scale=st.booleans(),
+)
 def test_a_bound_from_sums_is_the_accountants_of_the_clients_values(
   estimator, failure_probability, count, own_scale
 ):

@@ -1,3 +1,5 @@
+"""Tests of the gradients of single examples against one gradient for each."""
+
 import functools
 
 import numpy as np
@@ -322,6 +324,13 @@ def _one_by_one(model, features, labels):
   )
 
 
+@functools.cache
+def _expected(name):
+  """Of the model's usual batch."""
+  model = _model(name)
+  return _one_by_one(model, *_batch(model))
+
+
 def _all(model, features, labels, weights, direction):
   gradients = example_gradients.of_batch(model, features, labels)
   return (
@@ -365,17 +374,15 @@ def _in_a_graph(model, *arguments):
 @pytest.mark.parametrize('name', _MODELS)
 def test_all_results_are_those_of_a_gradient_for_each_example(name):
   model = _model(name)
-  batch = _batch(model)
-  _check(_computed(model, *batch), _one_by_one(model, *batch))
+  _check(_computed(model, *_batch(model)), _expected(name))
 
 
 @pytest.mark.parametrize('name', _MODELS)
 def test_graphs_for_any_number_of_examples_compute_the_same(name):
   model = _model(name)
-  batch = _batch(model)
-  expected = _one_by_one(model, *batch)
-  _check(_computed(model, *batch, run=_in_a_graph), expected)
-  squared_norms = expected[1]  # A wrong one is not to hide below the largest.
+  _check(_computed(model, *_batch(model), run=_in_a_graph), _expected(name))
+  # A wrong one is not to hide below the largest.
+  squared_norms = _expected(name)[1]
   assert min(squared_norms) > 100 * _ROUNDING * max(squared_norms)
 
 
@@ -498,7 +505,6 @@ def test_tff_computes_the_same(name):
   model = _model(name)
   features, labels = _batch(model)
   values = [variable.numpy() for variable in model.trainable_variables]
-  expected = _one_by_one(model, features, labels)
   part_types = [(np.float32, value.shape) for value in values]
 
   @tff.tensorflow.computation(
@@ -529,7 +535,7 @@ def test_tff_computes_the_same(name):
     )
   finally:
     _MODELS[name]()  # Keras binds its classes to the last graph mode.
-  _check((losses, squared_norms, _flat(total), products), expected)
+  _check((losses, squared_norms, _flat(total), products), _expected(name))
 
 
 def test_a_model_is_left_as_it_was():

@@ -1,10 +1,12 @@
 """What took place, round by round, as differential privacy sees it."""
 
 import math
+import typing
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Optional, Union
 
 import dp_accounting
+import numpy as np
 
 from tf_bdp import validation
 from tf_bdp.accounting import events
@@ -32,6 +34,7 @@ class Entry(NamedTuple):
 Estimated = Union[
   events.BayesianGaussianEvent, events.ParallelEvent, events.ReportedCostEvent
 ]
+_ESTIMATED = typing.get_args(Estimated)  # `isinstance` takes no Union in 3.9.
 
 
 class UnsupportedPartError(Exception):
@@ -67,7 +70,7 @@ def rounds_of(
   elif isinstance(event, dp_accounting.ComposedDpEvent):
     for part in event.events:
       yield from rounds_of(part, count)
-  elif isinstance(event, Estimated):  # type: ignore[misc,arg-type]
+  elif isinstance(event, _ESTIMATED):
     worst = event.worst_case_squared_distance
     worst = math.inf if worst is None else worst
     yield (
@@ -160,7 +163,7 @@ def from_state(state: list[list[Any]]) -> tuple[Entry, ...]:
       squared_distance = math.inf
     else:
       validation.check_squared_distances('r²', squared_distance)
-    if not isinstance(estimated, bool):
+    if not (isinstance(estimated, bool) and np.ndim(squared_distance) == 0):
       raise ValueError('an entry of the ledger is not one')
     validation.check_probability('participation_probability', q)
     validation.check_probability('inclusion_probability', inclusion)

@@ -1,8 +1,8 @@
 """TFF aggregators that release a private mean and measure their clients.
 
 `ClientPrivacyFactory.mean` and `.sum` go wherever TFF takes an
-`UnweightedAggregationFactory`. Of each round's metrics
-`tf_bdp.learning.events_from_metrics` makes events for the accountant.
+`UnweightedAggregationFactory`. `tf_bdp.learning.events_from_metrics` makes
+events for the accountant from the metrics of each round.
 """
 
 from typing import Any, Optional
@@ -15,11 +15,11 @@ from tf_bdp.mechanisms import client as client_mechanism
 class ClientPrivacyFactory(private_mean.PrivateMeanFactory):
   """Releases a private mean of client updates (Section V-A of the paper).
 
-  The named constructors have TFF's words, those of
+  The named constructors take the arguments of
   `tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed` and
-  `.gaussian_adaptive`, and the probability of a client to take part in a round,
-  of which `clients_per_round` is the expected number. `options` are those of
-  the constructor.
+  `.gaussian_adaptive`, and the probability that a client takes part in a round;
+  `clients_per_round` is the expected number of participants. `options` are
+  further arguments of the constructor.
 
   Attributes:
     mechanism: What is released, and what that costs.
@@ -38,13 +38,13 @@ class ClientPrivacyFactory(private_mean.PrivateMeanFactory):
 
     Args:
       mechanism: What is released.
-      max_distances: The most clients whose distances are measured, a random
-        sample of those of the round.
+      max_distances: How many clients of a round are measured at most; if there
+        are more, a random sample of them.
       noise_seed: For experiments only; see `noise.add_noise`.
       summation: How values of clients are summed; by default in the clear. See
         `secure_sums.SecureSummation`.
-      measurement: What the server learns of clients, instead of distances; see
-        `cost_reports.ClientCosts`.
+      measurement: What the server learns about clients; by default a sample of
+        distances. See `cost_reports.ClientCosts`.
     """
     self.mechanism = mechanism
     if measurement is None:
@@ -68,7 +68,7 @@ class ClientPrivacyFactory(private_mean.PrivateMeanFactory):
   ) -> 'ClientPrivacyFactory':
     """The paper's mechanism: the mean of clipped updates, noise z C / n̄.
 
-    Distances are those of a client from the others.
+    A client is measured by how far it is from the mean of the participants.
     """
     mechanism = client_mechanism.ClientMechanism(
       'mean',
@@ -91,7 +91,7 @@ class ClientPrivacyFactory(private_mean.PrivateMeanFactory):
   ) -> 'ClientPrivacyFactory':
     """TFF's and DP-FedAvg's mechanism: the noised sum of updates over n̄.
 
-    Distances are the norms of the clients' clipped updates.
+    A client is measured by the norm of its clipped update.
     """
     mechanism = client_mechanism.ClientMechanism(
       'sum',
@@ -122,14 +122,15 @@ class ClientPrivacyFactory(private_mean.PrivateMeanFactory):
 
     Args:
       kind: 'mean' or 'sum'.
-      noise_multiplier: z of both releases together, update and count.
+      noise_multiplier: z, for both releases together, update and count.
       clients_per_round: n̄.
-      participation_probability: The probability of a client to take part.
+      participation_probability: The probability that a client takes part.
       initial_l2_norm_clip: C of the first round.
       target_unclipped_quantile: The share of updates that should be below C.
       learning_rate: How fast C follows.
-      clipped_count_stddev: The noise on the count; by default n̄ / 20, or 2 z.
-      **options: Those of the constructor.
+      clipped_count_stddev: The standard deviation of the noise on the count; by
+        default n̄ / 20, or 2 z if that is more.
+      **options: Further arguments of the constructor.
     """
     mechanism = client_mechanism.ClientMechanism(
       kind,

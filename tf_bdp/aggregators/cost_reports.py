@@ -1,8 +1,9 @@
 """Costs that clients bound themselves and report by secure sums.
 
 The server learns, for every order, a sum or a maximum of costs over clients,
-and the number of clients; never a distance, nor a cost of a single client.
-Both run in contexts that know secure sums; see `secure_sums`.
+and the number of clients; never a distance, nor the cost of a single client.
+`ClientCosts` and `ExampleCosts` run in TFF contexts that have secure sums; see
+`secure_sums`.
 """
 
 import collections
@@ -24,10 +25,12 @@ Reporting = events.Reporting
 
 
 class ClientCosts(NamedTuple):
-  """Clients' costs in place of distances, for `private_mean`.
+  """The server learns sums of clients' costs instead of their distances.
+
+  A `Measurement` of `private_mean`.
 
   Attributes:
-    reporting: How they are bounded.
+    reporting: How the mean cost is bounded.
   """
 
   reporting: Reporting
@@ -35,10 +38,7 @@ class ClientCosts(NamedTuple):
   def learn(
     self,
     aggregation: client_mechanism.ClientMechanism,
-    clip_norm: tff.Value,
-    record: tff.Value,
-    sums: tff.Value,
-    aggregate: tff.Value,
+    values: private_mean.RoundValues,
   ) -> 'collections.OrderedDict[str, tff.Value]':
     """Returns sums of the clients' costs; see `private_mean.Measurement`."""
 
@@ -53,21 +53,14 @@ class ClientCosts(NamedTuple):
       worst = aggregation.worst_case_squared_distance('client', count)
       return array_namespace.of(count).float64(worst)
 
-    measured = private_mean.measure_clients(
-      aggregation, record, sums.usable, aggregate
-    )
-    distances = tff.federated_map(
-      squared_distance,
-      (
-        measured,
-        tff.federated_broadcast(sums.usable),
-        tff.federated_broadcast(clip_norm),
-      ),
-    )
+    count = values.sums.usable
+    measured = private_mean.measure_clients(aggregation, values)
+    sent = map(tff.federated_broadcast, (count, values.clip_norm))
+    distances = tff.federated_map(squared_distance, (measured, *sent))
     costs = sum_client_costs(
       distances,
-      record.usable,
-      tff.federated_map(worst_case, sums.usable),
+      values.record.usable,
+      tff.federated_map(worst_case, count),
       aggregation.participation_probability,
       self.reporting,
     )
@@ -84,20 +77,20 @@ def sum_client_costs(
 ) -> tff.Value:
   """Sums what the bound of the clients' mean cost needs.
 
-  Clients return exp(p ℓ) and its square as shares of a public scale, the
-  largest of them rounded up to a grid, so that sums neither overflow nor drown
-  in what is not seen of the worst case.
+  Clients return exp(p ℓ) and its square as shares of a public scale: the
+  largest cost of any client, rounded up to a grid. So sums do not overflow, and
+  small costs do not vanish beside the worst case.
 
   Args:
     squared_distances: r² of every client.
-    usable: 1 if it counts, 0 if not.
+    usable: 1 for clients that count, 0 for others.
     worst_case: The largest possible r², at the server.
     participation_probability: q.
     reporting: How to bound.
     inclusion: The inclusion probability, at the server; 1 by default.
 
   Returns:
-    At the server what `bound_of_client_costs` takes.
+    What `bound_of_client_costs` takes, placed at the server.
   """
   if inclusion is None:
     inclusion = tff.federated_value(np.float64(1.0), tff.SERVER)
@@ -154,10 +147,10 @@ def bound_of_client_costs(
   reporting: Reporting,
   inclusion: float = 1.0,
 ) -> measurements.ReportedCosts:
-  """Returns (1/p) log E[exp p ℓ] of clients, bounded from `sum_client_costs`.
+  """Returns a bound of (1/p) log E[exp p ℓ] over clients.
 
   Args:
-    sums: What the server learnt.
+    sums: What `sum_client_costs` returned.
     worst_case: The largest possible r².
     participation_probability: q.
     reporting: How to bound.
@@ -188,14 +181,13 @@ class ExampleCosts(NamedTuple):
   """Clients bound the costs of their examples; sums or maxima are reported.
 
   A `Measurement` of `learning.instance_processes`. The server gets the number
-  of usable clients, the example costs summed over all clients and steps
-  (sequential) or the largest of any client summed over steps; and, where
-  clients are hidden by their own noise, the sums of `sum_client_costs`. Clients
-  report when they take part, so their chance to do so does not lower the costs
-  of examples.
+  of usable clients and, for every step and order, the sum of the clients'
+  example costs (sequential) or the largest of them; where clients are hidden by
+  their own noise, also what `sum_client_costs` returns. Only participants
+  report, so the chance to take part does not lower the costs of examples.
 
   Attributes:
-    mechanism: Whose noise hides the examples.
+    mechanism: The mechanism whose noise hides the examples.
     longest: The most examples that any client has.
     reporting: How the costs of each unit are bounded.
   """
@@ -207,7 +199,7 @@ class ExampleCosts(NamedTuple):
   def message(
     self, update: private_steps.ClientUpdate, part: Mapping[str, Any]
   ) -> Any:
-    """Returns what the client needs to know of its update."""
+    """Returns what the client's bound is made from; it stays at the client."""
     size = tf.shape(update.squared_moves)[1]
     padding = [[0, 0], [0, self.longest - size]]
     shape = [self.mechanism.local_steps, self.longest]
@@ -235,7 +227,7 @@ class ExampleCosts(NamedTuple):
     bound = self._build_bound(messages.type_signature.member)
     costs = tff.federated_map(bound, (messages, tff.federated_broadcast(count)))
     limit = tff.federated_map(upper_costs, count)
-    if self.mechanism.accounting == 'sequential':
+    if self.mechanism.adds_up_clients:
       reduced = secure_sums.secure_sum(costs, limit)
     else:
       reduced = secure_sums.secure_maximum(costs, limit)
@@ -245,19 +237,19 @@ class ExampleCosts(NamedTuple):
     return tff.federated_zip(result)
 
   def _upper_costs(self, count: tf.Tensor) -> tf.Tensor:
-    """The worst case of any client's examples, for every step and order."""
+    """Returns the worst case of examples, for every step and order."""
     worst = self.mechanism.worst_case_squared_distance('example', count)
     costs = client_costs.log_moments(
       tf.reshape(array_namespace.of(count).float64(worst), [1]),
       self.mechanism.largest_example_probability,
       self.reporting['example'].orders,
     )
-    # A little more, for the same number computed in another way is another.
+    # A little more: clients compute the same number with other rounding.
     upper = costs[0] * (1.0 + 1e-9)
     return tf.tile(upper[tf.newaxis], [self.mechanism.local_steps, 1])
 
   def _build_bound(self, message_type: tff.Type) -> tff.Computation:
-    """What a client computes: its examples' cost of every step and order."""
+    """Builds what a client computes: a bound for every step and order."""
     mechanism, reporting = self.mechanism, self.reporting['example']
 
     @tff.tensorflow.computation(message_type, np.int32)
@@ -284,7 +276,7 @@ class ExampleCosts(NamedTuple):
           limit,
           reporting.power,
         )
-        # Of a client whose update is unusable the worst is assumed.
+        # An unusable update counts with its worst case.
         row = tf.where(message['usable'] > 0, row, limit)
         rows.append(tf.where(message['taken'][step], row, 0.0))
       costs = tf.stack(rows)
@@ -294,7 +286,7 @@ class ExampleCosts(NamedTuple):
     return bound
 
   def _sum_client_costs(self, messages: tff.Value, count: tff.Value) -> Any:
-    """The clients' own costs: zero-out adjacency, the noise of all."""
+    """Sums the costs of clients: zero-out adjacency, hidden by all noise."""
     mechanism = self.mechanism
     assert isinstance(mechanism, joint.JointMechanism)
 
@@ -336,7 +328,7 @@ def read(
 
   Args:
     metrics: What the server learnt by `ClientCosts`, `ExampleCosts` or both.
-    mechanism: Whose costs they are.
+    mechanism: The mechanism of the round.
     reporting: How the costs of each unit were bounded.
   """
   result = {}

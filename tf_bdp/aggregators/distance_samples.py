@@ -1,4 +1,4 @@
-"""The server learns how far clients are from the others, as numbers.
+"""Measures clients in the clear: the server learns how far each one is.
 
 The clipped mean is sent back to the round's clients, and each answers with its
 squared distance, so the server never collects updates. Distances are raw client
@@ -31,23 +31,13 @@ class DistanceSample:
     self._with_aggregate = with_aggregate
 
   def learn(
-    self,
-    aggregation: Any,
-    clip_norm: tff.Value,
-    record: tff.Value,
-    sums: tff.Value,
-    aggregate: tff.Value,
+    self, aggregation: Any, values: private_mean.RoundValues
   ) -> 'collections.OrderedDict[str, tff.Value]':
     """Returns the squared measures; see `private_mean.Measurement`."""
-    del clip_norm
-    measured = private_mean.measure_clients(
-      aggregation, record, sums.usable, aggregate
-    )
-    answer = tff.tensorflow.computation(
-      _answer, (record.type_signature.member, np.float32)
-    )
+    measured = private_mean.measure_clients(aggregation, values)
+    answer = tff.tensorflow.computation(_answer, (np.int32, np.float32))
     sample = tff.aggregators.federated_sample(
-      tff.federated_map(answer, (record, measured)), self._most
+      tff.federated_map(answer, (values.record.usable, measured)), self._most
     )
     usable = tff.tensorflow.computation(
       _usable, tff.TensorType(np.float32, [None, 2])
@@ -56,12 +46,12 @@ class DistanceSample:
       squared_measures=tff.federated_map(usable, sample)
     )
     if self._with_aggregate:
-      learnt['aggregate'] = aggregate
+      learnt['aggregate'] = values.aggregate
     return learnt
 
 
-def _answer(record: Any, squared_measure: tf.Tensor) -> tf.Tensor:
-  return tf.stack([tf.cast(record['usable'], tf.float32), squared_measure])
+def _answer(usable: tf.Tensor, squared_measure: tf.Tensor) -> tf.Tensor:
+  return tf.stack([tf.cast(usable, tf.float32), squared_measure])
 
 
 def _usable(sample: tf.Tensor) -> tf.Tensor:

@@ -1,7 +1,7 @@
 """The TFF aggregator of every level: clip, sum, release, measure.
 
-What is released is up to a mechanism's `Aggregation`, how clients' values are
-summed to `Summation`, and what the server learns of clients to `Measurement`.
+A mechanism's `Aggregation` decides what is released, a `Summation` how clients'
+values are summed, and a `Measurement` what the server learns about clients.
 """
 
 import collections
@@ -23,7 +23,7 @@ class Summation(Protocol):
   """How values of clients become sums at the server."""
 
   def update(self, updates: tff.Value, bound: tff.Value) -> tff.Value:
-    """Sums updates whose coordinates are at most `bound`, at the server."""
+    """Sums updates; the server holds a bound of their coordinates."""
 
   def count(self, ones: tff.Value) -> tff.Value:
     """Sums zeros and ones."""
@@ -42,26 +42,34 @@ class PlainSummation:
     return tff.federated_sum(ones)
 
 
+class RoundValues(NamedTuple):
+  """What a measurement can be made of.
+
+  Attributes:
+    clip_norm: Of the round, at the server.
+    record: At the clients: their update after clipping, and whether it is
+      usable, has failed and was below the clip norm, as 0 or 1.
+    sums: Of the records, at the server.
+    aggregate: The mean before noise, at the server.
+  """
+
+  clip_norm: tff.Value
+  record: tff.Value
+  sums: tff.Value
+  aggregate: tff.Value
+
+
 class Measurement(Protocol):
-  """What the server learns of the clients of a round, beside their number."""
+  """What the server learns about clients of a round, beside their number."""
 
   def learn(
-    self,
-    aggregation: Any,
-    clip_norm: tff.Value,
-    record: tff.Value,
-    sums: tff.Value,
-    aggregate: tff.Value,
+    self, aggregation: Any, values: RoundValues
   ) -> 'collections.OrderedDict[str, tff.Value]':
     """Returns values at the server, by their names in the metrics.
 
     Args:
       aggregation: The mechanism's.
-      clip_norm: Of the round, at the server.
-      record: At the clients: their update after clipping, and whether it is
-        usable, has failed and was below the clip norm, as 0 or 1.
-      sums: Of the records, at the server.
-      aggregate: The mean before noise, at the server.
+      values: Of the round.
     """
 
 
@@ -69,10 +77,10 @@ class NoMeasurement:
   """The server learns the number of clients and nothing else."""
 
   def learn(
-    self, *everything: Any
+    self, aggregation: Any, values: RoundValues
   ) -> 'collections.OrderedDict[str, tff.Value]':
     """Returns nothing."""
-    del everything
+    del aggregation, values
     return collections.OrderedDict()
 
 
@@ -80,10 +88,10 @@ class PrivateMeanState(NamedTuple):
   """The aggregator's state.
 
   Attributes:
-    aggregation: The mechanism's own state; its clip norm among it.
+    aggregation: The mechanism's own state, which includes the clip norm.
     round_number: Counts from 0.
     dp_event: The last round as ordinary DP sees it, before sampling.
-    is_init_state: Whether there was no round yet. TFF's
+    is_init_state: Whether no round has run yet. TFF's
       `extract_dp_event_from_state` reads this field and the one before.
   """
 
@@ -115,7 +123,7 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
       noise_seed: For experiments only; see `noise.add_noise`.
       summation: How values of clients are summed; by default in the clear. See
         `secure_sums.SecureSummation`.
-      measurement: What the server learns of clients; by default nothing.
+      measurement: What the server learns about clients; by default nothing.
     """
     self._aggregation = aggregation
     self._noise_seed = noise_seed
@@ -161,7 +169,8 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
       )
       released = tff.federated_map(release, (state, sums))
       learnt = self._measurement.learn(
-        self._aggregation, clip_norm, record, sums, released.aggregate
+        self._aggregation,
+        RoundValues(clip_norm, record, sums, released.aggregate),
       )
       measurements = collections.OrderedDict(
         participants=sums.usable,
@@ -193,12 +202,14 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
     @tff.tensorflow.computation(value_type, np.float32)
     def clip_record(value, clip_norm):
       parts = tf.nest.flatten(value)
-      clipped, usable, norm = clipping.clip(parts, clip_norm)
-      usable = tf.cast(usable, tf.int32)
+      clipped, is_usable, norm = clipping.clip(parts, clip_norm)
+      if not self._aggregation.clips:
+        clipped = [
+          tf.where(is_usable, part, tf.zeros_like(part)) for part in parts
+        ]
+      usable = tf.cast(is_usable, tf.int32)
       return collections.OrderedDict(
-        update=tf.nest.pack_sequence_as(
-          value, clipped if self._aggregation.clips else parts
-        ),
+        update=tf.nest.pack_sequence_as(value, clipped),
         usable=usable,
         failed=1 - usable,
         below=usable * tf.cast(norm <= clip_norm, tf.int32),
@@ -209,7 +220,7 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
   def _build_release(
     self, state_type: tff.Type, sums_type: tff.Type
   ) -> tff.Computation:
-    """Noise, the next state, and the round's DP event."""
+    """Builds what adds noise and makes the next state and the DP event."""
     aggregation = self._aggregation
 
     @tff.tensorflow.computation(state_type, sums_type)
@@ -249,20 +260,10 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
 
 
 def measure_clients(
-  aggregation: base.Aggregation,
-  record: tff.Value,
-  count: tff.Value,
-  aggregate: tff.Value,
+  aggregation: base.Aggregation, values: RoundValues
 ) -> tff.Value:
-  """Returns the clients' squared measures: each computes its own.
-
-  Args:
-    aggregation: Says what is measured.
-    record: As for `Measurement.learn`.
-    count: The number of participants, at the server.
-    aggregate: Their mean before noise, at the server.
-  """
-  record_type = record.type_signature.member
+  """Returns the clients' squared measures: each computes its own."""
+  record_type = values.record.type_signature.member
 
   @tff.tensorflow.computation(record_type, record_type['update'], np.int32)
   def measure(record, aggregate, count):
@@ -272,14 +273,8 @@ def measure_clients(
       clipping.squared_norm(own), clipping.squared_norm(away), True, count
     )
 
-  return tff.federated_map(
-    measure,
-    (
-      record,
-      tff.federated_broadcast(aggregate),
-      tff.federated_broadcast(count),
-    ),
-  )
+  sent = map(tff.federated_broadcast, (values.aggregate, values.sums.usable))
+  return tff.federated_map(measure, (values.record, *sent))
 
 
 def _gaussian_event(noise_multiplier: tf.Tensor) -> Any:
@@ -289,8 +284,8 @@ def _gaussian_event(noise_multiplier: tf.Tensor) -> Any:
 def _noise_multiplier(aggregation: Any, count: tf.Tensor) -> tf.Tensor:
   """Returns z of a plain Gaussian mechanism with the same worst case.
 
-  It is 0, as without privacy, where clients' own noise protects them: that is
-  not the aggregation's to account for.
+  It is 0, which stands for no privacy, where clients add noise of their own:
+  the aggregation alone cannot account for that.
   """
   if not (aggregation.clips and aggregation.noise_multiplier):
     return tf.constant(0.0)

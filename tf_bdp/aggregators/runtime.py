@@ -1,9 +1,10 @@
-"""TFF's runtime: its worker process ends with this one; one test runtime.
+"""TFF's runtime: ends its worker with this process; makes one test context.
 
 TFF starts its C++ worker as a child that outlives a normal exit of Python and
 keeps its standard output open, so pipes and CI hang. Here a normal exit ends
-it, and a watchdog, itself a tiny process, does so after any other (also
-SIGKILL). All modules that use TFF call `reap_on_exit` when they are imported.
+the worker; after any other exit, even by SIGKILL, a watchdog does, which is a
+tiny process of its own. It is in the lowest layer that uses TFF, whose modules
+call `reap_on_exit` when they are imported, so that nobody has to ask for it.
 """
 
 import atexit
@@ -12,10 +13,12 @@ import os
 import secrets
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
-import tensorflow_federated as tff
+
+if TYPE_CHECKING:
+  import tensorflow_federated as tff
 
 _OWNER_VARIABLE = 'TF_BDP_OWNER'
 _WORKER = 'worker_binary'
@@ -39,7 +42,7 @@ for _ in range(3):
 
 @functools.cache
 def reap_on_exit() -> None:
-  """Sees to it that TFF's workers end with this process.
+  """Makes TFF's workers end with this process.
 
   Call it before the first TFF computation. Calling it again does nothing.
   """
@@ -74,31 +77,39 @@ def _end_workers() -> None:
         process.kill()
     except psutil.Error:
       pass
-  # TFF's contexts are dropped while modules that they need are still there.
   simulation_context.cache_clear()
-  tff.framework.set_default_context(_EndedContext())
+  tff: Any = sys.modules.get('tensorflow_federated')
+  if tff is None:
+    return
 
+  class EndedContext(tff.framework.SyncContext):
+    """Takes the place of TFF's own, which is dropped.
 
-class _EndedContext(tff.framework.SyncContext):
-  """Takes the place of TFF's context when the process ends."""
+    That is now, while modules that its destructor needs are still there.
+    """
 
-  def invoke(self, comp: Any, arg: Any) -> Any:
-    """Refuses to run anything."""
-    raise RuntimeError('This process is about to end.')
+    def invoke(self, comp: Any, arg: Any) -> Any:
+      raise RuntimeError('This process is about to end.')
+
+  tff.framework.set_default_context(EndedContext())
 
 
 @functools.cache
-def simulation_context() -> tff.framework.SyncExecutionContext:
+def simulation_context() -> 'tff.framework.SyncExecutionContext':
   """Returns the context in which secure sums are plain ones, on this machine.
 
   It runs everything that TFF's own context does, and as fast. Nothing in it is
   secure: it is for simulations, and to test computations that are to run where
   there is a protocol. There is one, with one worker.
   """
+  import tensorflow_federated as tff
+
   reap_on_exit()
   return tff.backends.test.create_sync_test_cpp_execution_context()
 
 
 def use_simulation_context() -> None:
   """Makes TFF run all computations in the `simulation_context`."""
+  import tensorflow_federated as tff
+
   tff.framework.set_default_context(simulation_context())

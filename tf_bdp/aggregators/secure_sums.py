@@ -1,4 +1,4 @@
-"""Sums and maxima that the server learns without anybody's own number.
+"""Sums and maxima that the server learns without any client's own value.
 
 Building blocks for `tff.federated_computation`, all of them on
 `tff.federated_secure_sum`: its integers are fixed-point numbers here. Privacy
@@ -136,7 +136,7 @@ def secure_maximum(
   Args:
     values: A floating-point tensor at the clients.
     upper: As for `secure_sum`.
-    levels: The number of levels of each pass, zero apart.
+    levels: The number of levels of each pass, not counting zero.
     smallest_share: The smallest level above zero, as a share of `upper`.
     passes: The number of passes.
 
@@ -222,15 +222,15 @@ class SecureSummation:
     """Makes a summation.
 
     Args:
-      bound: The largest absolute value of a coordinate, where that is not the
-        clip norm.
+      bound: The largest absolute value of a coordinate; by default the clip
+        norm.
     """
     if bound is not None:
       validation.check_positive('bound', bound)
     self._bound = bound
 
   def update(self, updates: tff.Value, bound: tff.Value) -> tff.Value:
-    """Sums updates whose coordinates are at most `bound`, at the server."""
+    """Sums updates; the server holds a bound of their coordinates."""
     return secure_update_sum(
       updates, bound if self._bound is None else self._bound
     )
@@ -243,8 +243,8 @@ class SecureSummation:
 def check_context() -> None:
   """Raises RuntimeError if secure sums cannot run in TFF's current context.
 
-  It tries one. Without it, the error comes with the first round, and says
-  something else.
+  It tries one. Without this check the first round would fail, with an error
+  that does not say why.
   """
 
   @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
@@ -311,7 +311,7 @@ def _at_server(value: _Public) -> tff.Value:
 
 
 def _input_bits(max_clients: int) -> int:
-  """Returns the largest b for which that many times 2^b is at most 2^62."""
+  """Returns the largest b with max_clients times 2^b at most 2^62."""
   clients = validation.check_positive_integer('max_clients', max_clients)
   bits = _SUM_BITS - (clients - 1).bit_length()
   if bits < 1:

@@ -20,7 +20,7 @@ from tf_bdp.analysis import command_line, distance_flags
 _NOISE_MULTIPLIER = flags.DEFINE_float(
   'noise_multiplier',
   None,
-  "Ratio of the Gaussian noise's deviation to the clip norm.",
+  'Ratio of the standard deviation of the Gaussian noise to the clip norm.',
   required=True,
 )
 _SAMPLING = flags.DEFINE_enum(

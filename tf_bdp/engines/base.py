@@ -1,4 +1,4 @@
-"""What the training loop asks of an engine, whichever it is."""
+"""What the training loop needs from an engine, and the engines by name."""
 
 import abc
 import importlib
@@ -19,7 +19,7 @@ class Round(NamedTuple):
   Attributes:
     state: The engine's state after the round.
     measurements: What was measured of clients and examples.
-    events: What the round costs, for the accountant of each protected unit.
+    events: The round's event for the accountant of each protected unit.
   """
 
   state: Any
@@ -49,7 +49,8 @@ class Engine(abc.ABC):
 
     Args:
       state: The state before it.
-      round_number: Counts from 0; tells the noises of a seed apart.
+      round_number: Counts from 0; gives each round of a noise seed its own
+        noise.
       participants: The clients that take part.
       panel: The clients that are measured, taking part or not.
     """
@@ -70,7 +71,10 @@ class Engine(abc.ABC):
     participants: Sequence[int],
     panel: Sequence[int],
   ) -> tuple[Any, measurements_lib.Measurements]:
-    """Returns the next state, and what was measured; see `run_round`."""
+    """Runs one round; returns the next state and what was measured.
+
+    Arguments as for `run_round`.
+    """
 
   @abc.abstractmethod
   def initial_state(self) -> Any:
@@ -89,8 +93,8 @@ class Engine(abc.ABC):
     """Restores what `to_arrays` returned."""
 
 
-# Every engine that there is: what makes it, or where that is to be found, as
-# the import of TFF takes seconds.
+# All engines by name: a class, or 'module:class', which is imported when the
+# engine is made, as importing TFF takes seconds.
 ENGINES: dict[str, Union[str, Callable[..., Engine]]] = {
   'inprocess': 'tf_bdp.engines.in_process:InProcessEngine',
   'tff': 'tf_bdp.engines.tff:TffEngine',
@@ -102,8 +106,8 @@ def create(name: str, *arguments: Any, **options: Any) -> Engine:
 
   Args:
     name: One of `ENGINES`.
-    *arguments: As of `InProcessEngine`, like the options.
-    **options: The others.
+    *arguments: Positional arguments of the engine; see `InProcessEngine`.
+    **options: Its keyword arguments.
   """
   found = ENGINES[validation.check_choice('engine', name, tuple(ENGINES))]
   if isinstance(found, str):

@@ -1,8 +1,8 @@
 """Updates of clients, computed a few at a time by TensorFlow functions.
 
-Clients of a chunk are computed in one graph, on all devices that there are.
-`PlainUpdates` are clipped gradients or weight changes; `PrivateUpdates` carry
-noise of their clients and tell how far each example moves them.
+Clients of a chunk are computed in one graph, spread over all devices.
+`PlainUpdates` are clipped gradients or weight changes. `PrivateUpdates` carry
+noise of their clients; how far each example moves them is measured.
 """
 
 import abc
@@ -34,7 +34,7 @@ class RoundInputs(NamedTuple):
 
   Attributes:
     round_number: Counts from 0.
-    clip_norm: Of the round.
+    clip_norm: The clip norm of the round.
     last_mean: What the last round released, as one vector.
   """
 
@@ -44,15 +44,17 @@ class RoundInputs(NamedTuple):
 
 
 class Chunk(NamedTuple):
-  """Updates of some clients, [clients, weights], and what is known of them.
+  """Updates of some clients, and what is known about them.
 
   Attributes:
-    updates: What the server is to sum.
-    usable: Whether each is finite and not zero.
-    norms: Before the server's clipping.
-    squared_norms: Of each client: ‖u‖² after clipping; where clients add noise,
-      before it.
-    squared_moves: Where clients add noise, of the examples of each.
+    updates: What the server is to sum, [clients, weights].
+    usable: Whether each update is finite and not zero.
+    norms: Norms of the updates before the server clips them.
+    squared_norms: ‖u‖² of each client after clipping. Where clients add noise
+      and the server does not clip, before that noise and relative to what
+      stands for an absent client.
+    squared_moves: Where clients add noise, the squared moves of each client's
+      examples.
   """
 
   updates: tf.Tensor
@@ -63,7 +65,7 @@ class Chunk(NamedTuple):
 
 
 class ClientUpdates(abc.ABC):
-  """Computes updates; what differs between kinds of updates is abstract.
+  """Computes updates; subclasses say what a client computes.
 
   Attributes:
     size: The number of weights.
@@ -80,7 +82,7 @@ class ClientUpdates(abc.ABC):
     sampler: sampling.Sampler,
     strategy: tf.distribute.Strategy,
   ):
-    """Builds the model and the graphs; arguments as of `InProcessEngine`."""
+    """Builds the model and the graphs; arguments: see `InProcessEngine`."""
     self._data = data
     with tf.device('/CPU:0'):
       self._features = tf.constant(data.features)
@@ -130,7 +132,7 @@ class ClientUpdates(abc.ABC):
   def clients(
     self, round_number: int, participants: Sequence[int], panel: Sequence[int]
   ) -> list[int]:
-    """Returns whose updates to compute: the participants, then the others."""
+    """Returns whose updates to compute: participants, then absent ones."""
 
   @abc.abstractmethod
   def groups(
@@ -154,7 +156,7 @@ class ClientUpdates(abc.ABC):
   def _rows(
     self, inputs: RoundInputs, clients: Sequence[int]
   ) -> tuple[np.ndarray, ...]:
-    """Returns what each client's update is computed from, a row each."""
+    """Returns what updates are computed from, one row for each client."""
 
   @abc.abstractmethod
   def _shared(self, inputs: RoundInputs) -> list[tf.Tensor]:
@@ -247,7 +249,7 @@ class PlainUpdates(ClientUpdates):
   def clients(
     self, round_number: int, participants: Sequence[int], panel: Sequence[int]
   ) -> list[int]:
-    """Returns the participants, then the others of the panel."""
+    """Returns the participants, then the other members of the panel."""
     del round_number
     return federated_data.participants_first(participants, panel)
 
@@ -268,7 +270,7 @@ class PlainUpdates(ClientUpdates):
   def _rows(
     self, inputs: RoundInputs, clients: Sequence[int]
   ) -> tuple[np.ndarray, ...]:
-    """Returns the examples of clients' updates, padded to the most of them."""
+    """Returns the indices of clients' examples, padded, and their numbers."""
     return federated_data.padded(
       [
         self._algorithm.examples_of(
@@ -288,7 +290,7 @@ class PlainUpdates(ClientUpdates):
 
     def one_client(inputs: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
       held, size = inputs
-      # One without examples computes with padding, to no effect.
+      # A client without examples computes on padding; the result is not used.
       features, labels = self._examples(held[: tf.maximum(size, 1)])
       update = private_steps.flat(local_update(features, labels))
       (clipped,), usable, norm = clipping.clip([update], clip_norm)
@@ -334,24 +336,27 @@ class PrivateUpdates(ClientUpdates):
 
   def __init__(
     self,
-    model_fn: Callable[[], tf.keras.Model],
-    data: federated_data.FederatedData,
-    algorithm: algorithm_lib.Algorithm,
-    sampler: sampling.Sampler,
-    strategy: tf.distribute.Strategy,
     mechanism: base.Mechanism,
     noise_seed: Optional[int],
+    *common: Any,
   ):
-    """Builds the model and the graphs; arguments as of `InProcessEngine`."""
+    """Builds the model and the graphs.
+
+    Args:
+      mechanism: With a local part.
+      noise_seed: As of `InProcessEngine`.
+      *common: As of `ClientUpdates`.
+    """
     assert mechanism.local is not None
     self._mechanism: instance.InstanceMechanism = mechanism.local
     self._clips = mechanism.aggregation.clips
     self._noise_seed = noise_seed
+    _, data, algorithm, sampler, _ = common
     self._batches = example_batches.ExampleBatches(
       data, self._mechanism, algorithm, sampler
     )
     self._draws: dict[int, example_batches.Draw] = {}  # Of the current round.
-    super().__init__(model_fn, data, algorithm, sampler, strategy)
+    super().__init__(*common)
 
   def clients(
     self, round_number: int, participants: Sequence[int], panel: Sequence[int]
@@ -391,7 +396,7 @@ class PrivateUpdates(ClientUpdates):
   def _rows(
     self, inputs: RoundInputs, clients: Sequence[int]
   ) -> tuple[np.ndarray, ...]:
-    """Returns the batches of clients, padded to the largest of them."""
+    """Returns the batches of clients, padded to the size of the largest."""
     del inputs
     draws = [self._draws[client] for client in clients]
     indices, sizes = federated_data.padded([draw.indices for draw in draws])
@@ -447,7 +452,7 @@ class PrivateUpdates(ClientUpdates):
   def _normal(
     self, round_number: tf.Tensor, client: tf.Tensor, step: tf.Tensor
   ) -> tf.Tensor:
-    """A client's noise, from the system's entropy source if not seeded."""
+    """Returns a client's noise; without a seed, from the system's entropy."""
     if self._noise_seed is not None:
       return noise.client_normal(
         self.size, self._noise_seed, round_number, client, step

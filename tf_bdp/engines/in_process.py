@@ -27,10 +27,10 @@ class InProcessState(NamedTuple):
   """The state between rounds.
 
   Attributes:
-    weights: As one vector.
-    velocity: Of the server's optimiser.
+    weights: The model's weights, as one vector.
+    velocity: The momentum vector of the server's optimiser.
     last_mean: What the last round released.
-    aggregation: The mechanism's own; its clip norm among it.
+    aggregation: The mechanism's own state, which includes the clip norm.
   """
 
   weights: np.ndarray
@@ -61,10 +61,10 @@ class InProcessEngine(base.Engine):
       data: The clients' data.
       mechanism: What is released.
       algorithm: FedSGD or FedAvg, and the server's optimiser.
-      sampler: Draws the examples of clients, where not all are used.
+      sampler: Draws the examples that clients use, if they do not use all.
       noise_seed: For experiments only; without it the noise comes from the
         system's entropy source.
-      reporting: Of secure aggregation, which this engine has not.
+      reporting: Must be None: this engine has no secure aggregation.
       strategy: How to spread clients over devices; by default over all GPUs
         if there are several.
     """
@@ -89,7 +89,7 @@ class InProcessEngine(base.Engine):
       self._updates = client_updates.PlainUpdates(*parts)
     else:
       self._updates = client_updates.PrivateUpdates(
-        *parts, mechanism, noise_seed
+        mechanism, noise_seed, *parts
       )
     self._initial = self._updates.weights()
     self._deviation_graph = tf.function(
@@ -97,7 +97,7 @@ class InProcessEngine(base.Engine):
     )
 
   def initial_state(self) -> InProcessState:
-    """Returns the model's initial weights, at rest."""
+    """Returns the model's initial weights, with zero momentum."""
     zeros = np.zeros_like(self._initial)
     return InProcessState(
       self._initial, zeros, zeros, self._aggregation.initial_state()
@@ -125,7 +125,9 @@ class InProcessEngine(base.Engine):
         )
     own = initial.aggregation._fields
     return InProcessState(
-      *(arrays[name] for name in expected if name not in own),
+      arrays['weights'],
+      arrays['velocity'],
+      arrays['last_mean'],
       initial.aggregation._replace(**{name: arrays[name] for name in own}),
     )
 
@@ -191,7 +193,7 @@ class InProcessEngine(base.Engine):
       position = {client: row for row, client in enumerate(clients)}
       members = [position[client] for client in panel]
       measured = measured._replace(
-        # One whose update cannot be computed moves nothing.
+        # A client whose update cannot be computed moves nothing.
         squared_measures=np.where(usable, squared, 0.0)[members],
         taking_part=counted[members],
         panel=True,
@@ -222,7 +224,7 @@ class InProcessEngine(base.Engine):
     deviation: float,
     purpose: int,
   ) -> list[np.ndarray]:
-    """Adds the server's noise, from the system's entropy if not seeded."""
+    """Adds the server's noise; without a seed, from the system's entropy."""
     if self._noise_seed is None:
       return [
         value

@@ -44,10 +44,11 @@ class TffEngine(base.Engine):
       data: The clients' data.
       mechanism: What is released.
       algorithm: FedSGD or FedAvg, and the server's optimiser.
-      sampler: Draws the examples of clients, where not all are used.
+      sampler: Draws the examples that clients use, if they do not use all.
       noise_seed: For experiments only.
-      reporting: Of each unit; makes updates and costs reach the server by
-        secure sums alone, simulated by TFF's test runtime.
+      reporting: Under secure aggregation, how the costs of each unit are
+        bounded. Updates and costs then reach the server by secure sums alone,
+        which TFF's test runtime simulates.
     """
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
     if reporting is not None:
@@ -119,7 +120,8 @@ class TffEngine(base.Engine):
         raise ValueError(
           'Where clients report costs, there is no panel: use panel_size = 0.'
         )
-      measured = self._rounds.measure_panel(
-        before, round_number, participants, panel, output.metrics, measured
+      done = tff_rounds.DoneRound(
+        before, round_number, participants, output.metrics
       )
+      measured = self._rounds.measure_panel(done, panel, measured)
     return TffState(output.state), measured

@@ -1,8 +1,8 @@
-"""Rounds as TFF processes: one kind for each place where noise is added."""
+"""Rounds as TFF processes: the server adds noise, or clients do."""
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -26,9 +26,25 @@ from tf_bdp.learning import (
 from tf_bdp.mechanisms import base
 from tf_bdp.mechanisms import measurements as measurements_lib
 
-# Noise of clients beyond so many deviations is cut off, after it was added,
-# where secure sums need a bound.
+# Secure sums need a bound of what clients send. It leaves room for this many
+# standard deviations of noise; what is beyond is cut off after noise was added.
 _NOISE_BOUND = 8.0
+
+
+class DoneRound(NamedTuple):
+  """A round that TFF has run.
+
+  Attributes:
+    weights: Of the server before the round.
+    number: Counts from 0.
+    participants: The clients that took part.
+    metrics: Of the round.
+  """
+
+  weights: Any
+  number: int
+  participants: Sequence[int]
+  metrics: Mapping[str, Any]
 
 
 class Rounds(abc.ABC):
@@ -36,7 +52,6 @@ class Rounds(abc.ABC):
 
   Attributes:
     process: The learning process.
-    learns_clients: Whether the aggregator measures clients.
   """
 
   process: tff.learning.templates.LearningProcess
@@ -48,7 +63,7 @@ class Rounds(abc.ABC):
     reporting: Optional[Mapping[str, cost_reports.Reporting]],
     noise_seed: Optional[int],
   ):
-    """Keeps what all kinds need; arguments as of `TffEngine`."""
+    """Keeps what all kinds need; arguments: see `TffEngine`."""
     self._mechanism = mechanism
     self._algorithm = algorithm
     self._reporting = reporting
@@ -61,22 +76,16 @@ class Rounds(abc.ABC):
   @abc.abstractmethod
   def measure_panel(
     self,
-    weights: Any,
-    round_number: int,
-    participants: Sequence[int],
+    done: DoneRound,
     panel: Sequence[int],
-    metrics: Mapping[str, Any],
     measured: measurements_lib.Measurements,
   ) -> measurements_lib.Measurements:
-    """Returns a round's measurements with those of the panel.
+    """Returns a round's measurements, with the panel's in them.
 
     Args:
-      weights: Of the server before the round.
-      round_number: Counts from 0.
-      participants: The clients that took part.
+      done: The round.
       panel: The clients that are measured.
-      metrics: Of the round.
-      measured: What they say.
+      measured: What the round's own metrics say.
     """
 
   def _aggregator(
@@ -109,13 +118,13 @@ class Rounds(abc.ABC):
     squared_norms: np.ndarray,
     squared_deviations: np.ndarray,
   ) -> measurements_lib.Measurements:
-    """Puts a panel in place of the participants."""
+    """Replaces the participants' measures by those of the panel."""
     taking_part = np.isin(panel, participants) & usable
     squared = self._mechanism.aggregation.measure(
       squared_norms, squared_deviations, taking_part, measured.participants
     )
     return measured._replace(
-      # One whose update cannot be computed moves nothing.
+      # A client whose update cannot be computed moves nothing.
       squared_measures=np.where(usable, squared, 0.0),
       taking_part=taking_part,
       panel=True,
@@ -132,7 +141,7 @@ class ClientRounds(Rounds):
     sampler: sampling.Sampler,
     *common: Any,
   ):
-    """Builds the process; arguments as of `TffEngine`, then of `Rounds`."""
+    """Builds the process; arguments: `TffEngine`, then `Rounds`."""
     super().__init__(*common)
     self._data = data
     self._sampler = sampler
@@ -185,26 +194,23 @@ class ClientRounds(Rounds):
 
   def measure_panel(
     self,
-    weights: Any,
-    round_number: int,
-    participants: Sequence[int],
+    done: DoneRound,
     panel: Sequence[int],
-    metrics: Mapping[str, Any],
     measured: measurements_lib.Measurements,
   ) -> measurements_lib.Measurements:
     """Compares the panel's updates with the mean of the participants."""
     rows = self._measure(
       {
-        'weights': weights,
-        'aggregate': metrics['aggregator']['aggregate'],
+        'weights': done.weights,
+        'aggregate': done.metrics['aggregator']['aggregate'],
         'clip_norm': measured.clip_norm,
       },
-      [self.dataset(round_number, client) for client in panel],
+      [self.dataset(done.number, client) for client in panel],
       [np.int32(member) for member in range(len(panel))],
     )
     _, norms, deviations = rows[np.argsort(rows[:, 0])].T
     return self._with_panel(
-      measured, participants, panel, norms > 0, norms, deviations
+      measured, done.participants, panel, norms > 0, norms, deviations
     )
 
 
@@ -218,7 +224,7 @@ class ExampleRounds(Rounds):
     sampler: sampling.Sampler,
     *common: Any,
   ):
-    """Builds the process; arguments as of `TffEngine`, then of `Rounds`."""
+    """Builds the process; arguments: `TffEngine`, then `Rounds`."""
     super().__init__(*common)
     local = self._mechanism.local
     assert local is not None
@@ -257,14 +263,11 @@ class ExampleRounds(Rounds):
 
   def measure_panel(
     self,
-    weights: Any,
-    round_number: int,
-    participants: Sequence[int],
+    done: DoneRound,
     panel: Sequence[int],
-    metrics: Mapping[str, Any],
     measured: measurements_lib.Measurements,
   ) -> measurements_lib.Measurements:
-    """Measures examples, and where they are protected clients, of the panel."""
+    """Measures the panel's examples, and its clients if these are protected."""
     mechanism, local = self._mechanism, self._batches.mechanism
     compares = mechanism.aggregation.compares
     if compares and self._noise_seed is None:
@@ -273,31 +276,29 @@ class ExampleRounds(Rounds):
         'cannot compute a second time. Use panel_size = 0 or the other engine.'
       )
     read = instance_processes.MovesByExample.read
-    answers = read(metrics['client_work'], local.local_steps)
-    clients = self._batches.clients(participants, panel)
-    others = list(panel) if compares else clients[len(participants) :]
+    answers = read(done.metrics['client_work'], local.local_steps)
+    clients = self._batches.clients(done.participants, panel)
+    others = list(panel) if compares else clients[len(done.participants) :]
     compared: dict[int, np.ndarray] = {}
     if others:
-      aggregate = metrics['aggregator'].get('aggregate', weights.trainable)
+      aggregate = done.metrics['aggregator'].get(
+        'aggregate', done.weights.trainable
+      )
       more, rows = self._measure(
         {
-          'weights': weights,
-          'round_number': round_number,
+          'weights': done.weights,
+          'round_number': done.number,
           'aggregate': aggregate,
         },
-        [self.dataset(round_number, client) for client in others],
+        [self.dataset(done.number, client) for client in others],
       )
       answers = {**read(more, local.local_steps), **answers}
       compared = {int(row[0]): row[1:] for row in np.asarray(rows)}
     measured = measured._replace(
       examples=self._batches.groups(
-        {c: self._batches.draw(round_number, c) for c in clients},
-        {
-          c: answers[c].examples.squared_moves
-          for c in clients
-          if answers[c].usable
-        },
-        participants,
+        {c: self._batches.draw(done.number, c) for c in clients},
+        {c: answers[c].examples.squared_moves for c in clients},
+        done.participants,
         panel,
       )
     )
@@ -309,7 +310,7 @@ class ExampleRounds(Rounds):
       norms, deviations = np.array([compared[client] for client in panel]).T
     usable = np.array([answers[client].usable for client in panel])
     return self._with_panel(
-      measured, participants, panel, usable, norms, deviations
+      measured, done.participants, panel, usable, norms, deviations
     )
 
 

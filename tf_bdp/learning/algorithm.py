@@ -17,11 +17,11 @@ class Algorithm:
   """How clients compute their updates, and what the server does with the mean.
 
   In 'fed_sgd' a client sends the gradient of its mean loss; in 'fed_avg' it
-  trains, and sends by how much its weights went down.
+  trains, and sends by how much that lowered its weights.
 
-  The calibrated loss adds the logarithm of the share that each class has of the
-  client's data to the logits, so that the client does not ask for its own
-  classes at all inputs (Zhang et al., "Federated Learning with Label
+  The calibrated loss adds to each logit the logarithm of the class's share of
+  the client's data, so that the update does not push every input towards the
+  client's own classes (Zhang et al., "Federated Learning with Label
   Distribution Skew via Logits Calibration", 2022).
   """
 

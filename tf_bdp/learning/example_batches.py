@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -15,8 +15,8 @@ class Draw(NamedTuple):
   """A client's part in a round.
 
   Attributes:
-    indices: Its examples that are drawn or measured; at least one, if need be
-      of others, and then neither drawn nor measured.
+    indices: The client's examples that are drawn or measured. Never empty: if
+      there are none, one example that is neither drawn nor measured.
     drawn: Whether each is in the batch of each step, [steps, examples].
     measured: Whether each is measured in each step, [steps, examples].
     step_count: How many of the steps the client takes.
@@ -34,9 +34,9 @@ class ExampleBatches:
 
   Attributes:
     data: The clients' data.
-    mechanism: Whose batches they are.
+    mechanism: What clients do with the batches.
     algorithm: FedSGD, with one step a round, or FedAvg.
-    sampler: Draws them.
+    sampler: Draws the batches.
   """
 
   data: federated_data.FederatedData
@@ -77,7 +77,7 @@ class ExampleBatches:
   def clients(
     self, participants: Sequence[int], panel: Sequence[int]
   ) -> list[int]:
-    """Returns whose updates to compute: the participants, then the others."""
+    """Returns whose updates to compute: participants, then absent ones."""
     if not self.mechanism.measures_absent_clients:
       return list(participants)
     return federated_data.participants_first(participants, panel)
@@ -101,8 +101,9 @@ class ExampleBatches:
     used = np.any(drawn | measured, axis=0)
     indices, drawn, measured = held[used], drawn[:, used], measured[:, used]
     if not indices.size:
-      # TensorFlow's convolutions take no empty batch: one example, not in it,
-      # and the client's own if it has any, which another's might spoil.
+      # TensorFlow's convolutions take no empty batch, so compute an example
+      # that is not in the batch: the client's own if it has any, as another's
+      # gradient might not be finite and would spoil the sum.
       indices = np.append(held, 0)[:1].astype(np.int64)
       drawn = measured = np.zeros((mechanism.local_steps, 1), bool)
     steps = self.algorithm.local_steps(held.size, mechanism.batch_size)
@@ -111,16 +112,16 @@ class ExampleBatches:
   def groups(
     self,
     draws: Mapping[int, Draw],
-    squared_moves: Mapping[int, np.ndarray],
+    squared_moves: Mapping[int, Optional[np.ndarray]],
     participants: Sequence[int],
     panel: Sequence[int],
   ) -> measurements.ExampleGroups:
     """Returns the measured examples in groups.
 
     Args:
-      draws: Of every client whose update was computed.
-      squared_moves: Theirs, [steps, examples], padded; none of a client whose
-        update cannot be used.
+      draws: The draws of all clients whose updates were computed.
+      squared_moves: The squared moves of these clients' examples, [steps,
+        examples], padded; without clients whose updates cannot be used.
       participants: The clients that take part.
       panel: The clients that are measured, taking part or not.
     """

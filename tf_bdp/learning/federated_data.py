@@ -7,7 +7,7 @@ import numpy as np
 
 
 class FederatedData:
-  """A training set and, for every client, which of its examples are theirs.
+  """A training set and, for every client, which examples it holds.
 
   Clients are numbered from 0. An example may belong to several clients; memory
   grows with the examples and with what clients hold, not with copies.
@@ -78,7 +78,7 @@ class FederatedData:
 def participants_first(
   participants: Sequence[int], panel: Sequence[int]
 ) -> list[int]:
-  """Returns the participants, then those of the panel that are none."""
+  """Returns the participants, then the other members of the panel."""
   taking_part = set(participants)
   return [*participants, *(c for c in panel if c not in taking_part)]
 
@@ -90,8 +90,8 @@ def padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     rows: The indices of each client's examples.
 
   Returns:
-    [clients, examples], of which what is beyond a client's size means nothing,
-    and the sizes.
+    The indices, [clients, examples], where entries beyond a client's size have
+    no meaning, and the sizes.
   """
   sizes = np.array([len(row) for row in rows], np.int32)
   indices = np.zeros((len(rows), max(sizes, default=0)), np.int64)

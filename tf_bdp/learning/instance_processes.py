@@ -1,8 +1,8 @@
 """TFF learning processes that protect examples, and clients with them.
 
 A process is put together from two parts that can be replaced: the client work
-clips, adds noise and measures; the aggregator takes the mean. What the server
-learns of the examples is up to a `Measurement`.
+clips, adds noise and measures; the aggregator takes the mean. A `Measurement`
+decides what the server learns about the examples.
 """
 
 import collections
@@ -26,7 +26,7 @@ _KerasModelFn = Callable[[], tf.keras.Model]
 
 
 class Measurement(Protocol):
-  """What clients tell of their examples, and what becomes of it."""
+  """What clients report about their examples, and what the server learns."""
 
   def message(
     self, update: private_steps.ClientUpdate, part: _Structure
@@ -34,8 +34,8 @@ class Measurement(Protocol):
     """Returns a client's message, as TensorFlow operations.
 
     Args:
-      update: The client's.
-      part: The element of its dataset; see `part_spec`.
+      update: The client's update.
+      part: The only element of its dataset; see `part_spec`.
     """
 
   def aggregate(self, messages: tff.Value) -> tff.Value:
@@ -45,9 +45,9 @@ class Measurement(Protocol):
 class MovesByExample:
   """Every client sends every squared move: the server is trusted with all.
 
-  The server gets an array of one row for each client. It holds what
-  `_HEAD` names, then of all its examples and steps, padded, the squared moves
-  and which of them count.
+  The server gets an array of one row for each client. A row holds what `_HEAD`
+  names, then the squared moves of all examples in all steps, padded, and then
+  which of these were measured.
   """
 
   _HEAD = ('usable', 'client', 'squared_norm', 'holding', 'step_count')
@@ -92,7 +92,7 @@ class MovesByExample:
 
   @classmethod
   def read(cls, rows: np.ndarray, steps: int) -> 'dict[int, Answer]':
-    """Returns what each client told.
+    """Returns what each client reported.
 
     Args:
       rows: What the server got.
@@ -116,7 +116,13 @@ class MovesByExample:
 
 
 class Answer(NamedTuple):
-  """What a client told: is its update usable, ‖u‖², and of its examples."""
+  """What a client reported.
+
+  Attributes:
+    usable: Whether its update can be used.
+    squared_norm: ‖u‖² before noise.
+    examples: What was measured of its examples.
+  """
 
   usable: bool
   squared_norm: float
@@ -129,8 +135,8 @@ def part_spec(
   """Returns the type of the only element of a client's dataset.
 
   Args:
-    features: Of one example.
-    labels: Of one example.
+    features: The spec of one example's features.
+    labels: The spec of one example's label.
     steps: The most local steps of a client.
   """
   return collections.OrderedDict(
@@ -166,7 +172,7 @@ def part_dataset(
 def spec_of(
   batches: example_batches.ExampleBatches,
 ) -> 'collections.OrderedDict[str, tf.TensorSpec]':
-  """Returns `part_spec` of such batches."""
+  """Returns the `part_spec` of the batches."""
   data = batches.data
   return part_spec(
     tf.TensorSpec(data.features.shape[1:], data.features.dtype),
@@ -178,7 +184,7 @@ def spec_of(
 def moves_by_example(
   batches: example_batches.ExampleBatches,
 ) -> MovesByExample:
-  """Returns the measurement for such batches."""
+  """Returns the measurement that fits the batches."""
   return MovesByExample(
     max(batches.data.holdings), batches.mechanism.local_steps
   )
@@ -193,8 +199,8 @@ def build_private_process(
 ) -> tff.learning.templates.LearningProcess:
   """Builds the learning process of a level, from its usual parts.
 
-  Clients take part with `part_dataset`; of a round's metrics
-  `events_from_metrics` makes the accountants' events.
+  The data of a participant are its `part_dataset`; `events_from_metrics` makes
+  the accountants' events from the metrics of a round.
 
   Args:
     model_fn: Makes a Keras model, anew at each call.
@@ -222,7 +228,7 @@ def build_client_work(
   Args:
     model_fn: Makes a Keras model, anew at each call.
     batches: The clients' data, mechanism and algorithm.
-    measurement: What the clients tell of their examples.
+    measurement: What the clients report about their examples.
     noise_seed: For experiments only; see `noise.client_normal`.
 
   Returns:
@@ -267,15 +273,15 @@ def build_panel_measurement(
   measurement: Measurement,
   noise_seed: Optional[int] = None,
 ) -> tff.Computation:
-  """Builds the computation that measures clients without their taking part.
+  """Builds the computation that measures clients which do not take part.
 
   Arguments as for `build_client_work`.
 
   Returns:
-    A computation of the server's model weights, the round's number and an
-    aggregate, and of the clients' data. It returns what `measurement` makes of
-    their messages; and rows of a client's number, ‖u‖² and the squared distance
-    from the aggregate, u being the clipped noisy update.
+    A computation that takes the server's model weights, the round's number, an
+    aggregate, and the clients' data. It returns what `measurement` makes of the
+    clients' messages; and for each client a row of its number, ‖u‖² and the
+    squared distance of u from the aggregate, u being its clipped noisy update.
   """
   work, weights_type, data_type = _build_work(
     model_fn, batches, measurement, noise_seed
@@ -412,11 +418,11 @@ def build_aggregator(
   """Returns the aggregator of a mechanism.
 
   Args:
-    mechanism: Of any level.
+    mechanism: The mechanism, of any level.
     noise_seed: For experiments only.
     summation: How values of clients are summed; by default in the clear.
-    measurement: What the server learns of clients; by default their distances
-      from the mean, where these count.
+    measurement: What the server learns about clients; by default a sample of
+      distances if the aggregation clips, else nothing.
   """
   aggregation = mechanism.aggregation
   if measurement is None and aggregation.clips:
@@ -432,7 +438,7 @@ def build_aggregator(
 def _weights_type(
   model_fn: _KerasModelFn,
 ) -> tuple[tff.StructType, tff.Computation]:
-  """Returns the type of the model's weights, and what makes the first ones."""
+  """Returns the type of the model's weights, and what makes initial ones."""
 
   @tff.tensorflow.computation
   def initial_weights():

@@ -1,4 +1,4 @@
-"""What the metrics of a TFF process say of a round, for the accountants."""
+"""Makes measurements and events from the metrics of a TFF process."""
 
 from collections.abc import Mapping
 from typing import Any, Optional
@@ -19,23 +19,23 @@ def events_from_metrics(
   """Returns a round's event for the accountant of each protected unit.
 
   Args:
-    metrics: The metrics of the round, `process.next(...).metrics`, of a process
-      whose aggregator is that of the mechanism.
-    mechanism: Whose round it was; `aggregator.mechanism` of a
-      `ClientPrivacyFactory`.
+    metrics: The metrics of the round, `process.next(...).metrics`.
+    mechanism: The mechanism of the process: `aggregator.mechanism` of a
+      `ClientPrivacyFactory`, or `batches.mechanism`.
     reporting: Under secure aggregation, how each unit's costs were bounded.
 
   Returns:
-    An event of the round's own participants for each of `mechanism.units`; its
-    worst case, if they were too few to estimate from.
+    For each of `mechanism.units` an event, measured on the participants of the
+    round; the worst case, if they are too few to estimate from.
   """
-  measured = measurements_from_metrics(metrics, mechanism, reporting)
   if mechanism.local is not None and mechanism.local.panel_examples:
     raise ValueError(
       'A panel is measured in rounds in which it takes no part, too: train '
       'with tf_bdp.engines, or use panel_examples = 0.'
     )
-  return mechanism.events(measured)
+  return mechanism.events(
+    measurements_from_metrics(metrics, mechanism, reporting)
+  )
 
 
 def measurements_from_metrics(

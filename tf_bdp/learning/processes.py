@@ -29,7 +29,7 @@ def build_fed_sgd(
     aggregator: `ClientPrivacyFactory.mean` or `.sum`, or any other unweighted
       aggregation factory.
     server_optimizer: By default plain SGD with learning rate 0.1.
-    metrics_aggregator: Of the clients' training metrics, as TFF takes it; by
+    metrics_aggregator: Aggregates the clients' training metrics, as in TFF; by
       default a sum in the clear.
 
   Returns:
@@ -93,9 +93,9 @@ def build_panel_measurement(
       dataset, that returns the client's update.
 
   Returns:
-    A computation of the server's model weights before the round, the aggregate
-    without noise and the clip norm, and of the panel's data and numbers. It
-    returns rows of a client's number, ‖u‖² and ‖u - ū‖².
+    A computation that takes the server's model weights before the round, the
+    mean without noise, the clip norm, and the data and numbers of the panel's
+    clients. It returns a row for each client: its number, ‖u‖² and ‖u - ū‖².
   """
   with tf.Graph().as_default():
     model = model_fn()

@@ -18,10 +18,11 @@ class Sampler:
   Attributes:
     client_count: N. Clients are numbered from 0.
     participation_probability: α.
-    kind: 'poisson': each client is drawn by itself, as the theory assumes.
-      'fixed_size': always the expected number, for which the figures are not
-      proven.
-    seed: Amplification by sampling holds against those who do not know it.
+    kind: 'poisson': each client is drawn independently, as the theory assumes.
+      'fixed_size': always the expected number of clients, without replacement;
+      the figures are not proven for it.
+    seed: Seed of all draws. Amplification by sampling holds against those who
+      do not know it.
   """
 
   client_count: int
@@ -68,13 +69,13 @@ class Sampler:
     draw_probability: float,
     steps: int,
   ) -> np.ndarray:
-    """Draws the examples of a client's local steps, each by itself.
+    """Draws the examples of a client's local steps, each independently.
 
     Args:
       round_number: Counts from 0.
       client: The client's number.
       holding: How many examples it has.
-      draw_probability: The chance of each example to be in a step's batch.
+      draw_probability: The chance that an example is in a step's batch.
       steps: How many steps.
 
     Returns:
@@ -93,10 +94,10 @@ class Sampler:
       round_number: Counts from 0.
       client: The client's number.
       holding: How many examples it has.
-      size: How many to draw; all if there are no more.
+      size: How many to draw; all if the client does not have more.
 
     Returns:
-      Their positions among those that the client has, ascending.
+      Positions among the client's examples, ascending.
     """
     if size >= holding:
       return np.arange(holding)

@@ -13,13 +13,13 @@ from tf_bdp import array_namespace, validation
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveClipping:
-  """How the clip norm follows.
+  """How the clip norm follows the norms of updates.
 
   Attributes:
     quantile: The share of updates whose norm should be below the clip norm.
     learning_rate: How fast the clip norm follows.
-    count_deviation: σ_b, the deviation of the noise on the count of clients
-      below the clip norm; None for n̄ / 20, or 2 z if that is more.
+    count_deviation: σ_b, the standard deviation of the noise on the count of
+      clients below the clip norm; None for n̄ / 20, or 2 z if that is more.
   """
 
   quantile: float
@@ -35,7 +35,7 @@ class AdaptiveClipping:
   def resolved(
     self, noise_multiplier: float, clients_per_round: float
   ) -> 'AdaptiveClipping':
-    """Returns the same with its count deviation chosen, and checks it."""
+    """Returns the settings with `count_deviation` filled in and checked."""
     deviation = self.count_deviation
     if deviation is None:
       deviation = max(clients_per_round / 20, 2 * noise_multiplier)
@@ -47,9 +47,10 @@ class AdaptiveClipping:
     return dataclasses.replace(self, count_deviation=deviation)
 
   def update_noise_multiplier(self, noise_multiplier: float) -> float:
-    """Returns the update's own z, which with the count makes up the whole z.
+    """Returns the noise multiplier of the update alone.
 
-    Theorem 1: z⁻² = z_update⁻² + (2 σ_b)⁻².
+    Update and count together then have the given noise multiplier z. Theorem 1:
+    z⁻² = z_update⁻² + (2 σ_b)⁻².
     """
     assert self.count_deviation is not None
     if not noise_multiplier:

@@ -20,20 +20,21 @@ if TYPE_CHECKING:
 
 ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 
-# Which of a round's two noises on the server is drawn.
+# Which of the server's two noises of a round is drawn: each has its own stream.
 UPDATE_NOISE = 0
 COUNT_NOISE = 1
-# Adds noise to tensors or arrays: of (values, deviation, purpose).
+# Adds Gaussian noise: a function of arrays or tensors, the standard deviation,
+# and the purpose, which is one of the two above.
 AddNoise = Callable[[Sequence[Any], Any, int], Sequence[Any]]
 
 
 class Sums(NamedTuple):
-  """What is known of all participants' updates together.
+  """Sums over the participants of a round.
 
   Attributes:
-    update: Their sum, in parts.
-    usable: How many there were.
-    below: How many had a norm below the clip norm.
+    update: The sum of their updates, one array or tensor for each part.
+    usable: How many updates were usable.
+    below: How many of these had a norm of at most the clip norm.
   """
 
   update: Sequence[Any]
@@ -46,7 +47,7 @@ class Release(NamedTuple):
 
   Attributes:
     result: The mean with its noise: all that is released.
-    aggregate: The mean before noise, in parts.
+    aggregate: The mean before noise, in the same parts.
     state: The aggregation's state for the next round.
   """
 
@@ -56,11 +57,11 @@ class Release(NamedTuple):
 
 
 class Aggregation(Protocol):
-  """Makes what is released of what clients sent; may keep state.
+  """Makes what is released from what clients sent; may keep state.
 
   Attributes:
     clips: Whether updates are clipped before they are summed. If not, clients
-      did that before they added noise.
+      have clipped them before they added noise of their own.
     compares: Whether a client is measured by its distance from the mean of the
       participants, instead of by its own norm.
   """
@@ -81,9 +82,9 @@ class Aggregation(Protocol):
     """Makes the mean, adds noise and moves the state on.
 
     Args:
-      state: Of the round.
-      sums: Over the participants; arrays or tensors.
-      add_noise: Draws the noise.
+      state: The state before the round.
+      sums: Sums over the participants; arrays or tensors.
+      add_noise: Adds noise of a given standard deviation.
     """
 
   def measure(
@@ -93,7 +94,14 @@ class Aggregation(Protocol):
     taking_part: Any,
     participants: Any,
   ) -> Any:
-    """Returns what to keep of a client, given ‖u‖² and ‖u - ū‖²."""
+    """Returns the squared measure of a client; see `measurements`.
+
+    Args:
+      squared_norm: ‖u‖², where u is the client's clipped update.
+      squared_deviation: ‖u - ū‖², where ū is the mean of the participants.
+      taking_part: Whether the client takes part.
+      participants: n.
+    """
 
 
 class Mechanism(Protocol):
@@ -101,15 +109,15 @@ class Mechanism(Protocol):
 
   Attributes:
     level: Its name in `LEVELS`.
-    units: What is protected: 'client', 'example' or both, the first of which
-      a run's own delta and budget are for.
-    noise_multiplier: The noise's deviation in units of the clip norm; with 0
-      there is no privacy.
+    units: What is protected: 'client', 'example' or both. A run's `delta` and
+      `bdp_epsilon_budget` are those of the first.
+    noise_multiplier: The standard deviation of the noise, in units of the clip
+      norm; with 0 there is no privacy.
     clip_norm: C.
     participation_probability: α, the chance that a client takes part.
     clients_per_round: n̄ = α N, the expected number of participants.
     aggregation: What the server does.
-    local: What clients do before, if anything.
+    local: What clients do to their updates before, if anything.
   """
 
   @property
@@ -137,7 +145,7 @@ class Mechanism(Protocol):
   def local(self) -> 'Optional[instance.InstanceMechanism]': ...
 
   def relation(self, unit: str) -> dp_accounting.NeighboringRelation:
-    """Returns which pairs of data sets a unit's figures are about."""
+    """Returns which data sets are neighbours in the guarantee of a unit."""
 
   def worst_case_squared_distance(self, unit: str, participants: Any) -> Any:
     """Returns the largest r² that clipping allows, with n participants."""
@@ -145,34 +153,35 @@ class Mechanism(Protocol):
   def events(
     self, measurements: measurements_lib.Measurements
   ) -> dict[str, dp_accounting.DpEvent]:
-    """Returns what a round tells the accountant of each unit."""
+    """Returns a round's event for the accountant of each unit."""
 
   def is_panel(self, unit: str, panel_size: int) -> bool:
-    """Whether a unit's distances are those of a panel, given one of clients."""
+    """Whether a unit is measured on a panel, with that many panel clients."""
 
   def cost_count(self, unit: str, rounds: int, client_count: int) -> int:
-    """Returns how many costs are added up, for composition by Hölder."""
+    """Returns how many costs of a unit a run adds up, for Hölder's T."""
 
   def counted_otherwise(self) -> 'dict[str, Mechanism]':
-    """Returns every way to account for what was measured, by a name for it."""
+    """Returns the mechanism under every accounting of its measurements."""
 
   def paper_dp_event(self) -> Optional[dp_accounting.DpEvent]:
-    """Returns a round as the paper counts DP, where that differs."""
+    """Returns a round as the paper counts DP, if that differs from ours."""
 
   def description(self, unit: str) -> 'Description':
-    """Returns what a report says of a unit's protection."""
+    """Returns what a report says about the protection of a unit."""
 
   def caveats(self) -> list[str]:
     """Returns what the figures rest on, a sentence each."""
 
 
 class Description(NamedTuple):
-  """What a report says of the protection of a unit.
+  """What a report says about the protection of a unit.
 
   Attributes:
     release: What the noise is added to, a name that the report knows.
-    noise_multiplier: Of the noise that protects the unit.
-    participation_probability: Of a unit; None where it differs by unit.
+    noise_multiplier: The multiplier of the noise that protects the unit.
+    participation_probability: The chance that a unit is sampled; None if it is
+      not the same for all units.
   """
 
   release: str
@@ -181,7 +190,7 @@ class Description(NamedTuple):
 
 
 class Facts(NamedTuple):
-  """What a mechanism has to know of the data, and of how clients learn.
+  """What a mechanism has to know about the data, and how clients learn.
 
   Attributes:
     holdings: How many examples each client has.
@@ -199,8 +208,8 @@ class Facts(NamedTuple):
     return len(self.holdings)
 
 
-# Every level that there is, with what makes its mechanism of options (see
-# `tf_bdp.training.plan.Privacy`) and facts of the data.
+# All levels by name. Each value makes the level's mechanism from options (see
+# `tf_bdp.training.plan.Privacy`) and from facts about the data.
 LEVELS: dict[str, Callable[[Any, Facts], Mechanism]] = {}
 
 
@@ -210,7 +219,7 @@ def register(
   [Callable[[Any, Facts], Mechanism]],
   Callable[[Any, Facts], Mechanism],
 ]:
-  """Enters a function into `LEVELS`, under one or several names."""
+  """Registers a function in `LEVELS`, under one or several names."""
 
   def enter(
     make: Callable[[Any, Facts], Mechanism],
@@ -225,7 +234,7 @@ def register(
 def worst_case_event(
   squared_distance: float, participation_probability: float
 ) -> dp_accounting.DpEvent:
-  """Returns a round of which only the worst case is known."""
+  """Returns the event of a round of which only the worst case is known."""
   if math.isinf(squared_distance):
     return dp_accounting.NonPrivateDpEvent()
   if not squared_distance:

@@ -1,7 +1,7 @@
 """The client-level Gaussian mechanisms: Section V-A of the paper.
 
-`mean` is the paper's mechanism, `sum` that of TFF and DP-FedAvg. What is
-released and what is accounted for stand side by side, for all engines.
+`mean` is the paper's mechanism; TFF and DP-FedAvg use `sum`. Both what is
+released and what is accounted for are here, for all engines.
 """
 
 import dataclasses
@@ -36,9 +36,9 @@ class ClientMechanism:
 
   Attributes:
     kind: 'mean' or 'sum'.
-    noise_multiplier: z. With adaptive clipping it is that of both releases
-      together, the update and the count of clipped clients.
-    clip_norm: C; with adaptive clipping the one of the first round.
+    noise_multiplier: z. With adaptive clipping it covers both releases, the
+      update and the count of unclipped clients.
+    clip_norm: C; with adaptive clipping, C of the first round.
     participation_probability: α, the chance that a client takes part.
     clients_per_round: n̄ = α N, the expected number of participants.
     adaptive: How the clip norm follows the updates; None for a fixed one.
@@ -77,7 +77,7 @@ class ClientMechanism:
 
   @property
   def noise_per_clip_norm(self) -> float:
-    """The deviation of the noise in what is released, over C."""
+    """The standard deviation of the noise in what is released, over C."""
     noise = self.noise_multiplier
     if self.adaptive is not None:
       noise = self.adaptive.update_noise_multiplier(noise)
@@ -120,15 +120,15 @@ class ClientMechanism:
   ) -> Any:
     """Returns ‖u‖² under 'sum', ‖u - ū‖² under 'mean'.
 
-    A participant that is alone is compared with nothing: ‖u‖². Without any
-    participant there is no ū, and nobody moves anything.
+    A lone participant cannot be compared with others: its measure is ‖u‖².
+    Without any participant there is no ū, and nobody moves anything.
     """
     if not self.compares:
       return squared_norm
-    where = array_namespace.of(squared_norm, participants).where
-    # Not by ==, which in TFF's graphs compares tensors as objects.
-    alone = taking_part & (participants < 2)
-    return where(alone, squared_norm, squared_deviation)
+    xp = array_namespace.of(squared_norm, participants)
+    # Not by `==`, which compares objects in the graphs that TFF makes.
+    alone = taking_part & xp.equal(participants, 1)
+    return xp.where(alone, squared_norm, squared_deviation)
 
   def relation(self, unit: str) -> dp_accounting.NeighboringRelation:
     """Returns adding or removing one client."""
@@ -142,7 +142,8 @@ class ClientMechanism:
       return math.inf
     if self.kind == 'sum':
       return self._squared_distance(1 / self.clients_per_round**2)
-    # Of two clients at opposite ends, one is alone at C when the other leaves.
+    # A client is at most 2 C away from the mean of the others, and moves the
+    # mean of n by 1/n of that; a lone participant moves it by C.
     xp = array_namespace.of(participants)
     count = xp.float64(participants)
     move = xp.where(count < 2, count, 2 / xp.maximum(count, 1.0))
@@ -158,7 +159,7 @@ class ClientMechanism:
     """Returns r² of measured clients.
 
     Args:
-      squared_measures: As `measure` returns them.
+      squared_measures: What `measure` returned for each client.
       taking_part: Whether each client took part.
       participants: n.
       clip_norm: C of the round.
@@ -178,7 +179,7 @@ class ClientMechanism:
     return xp.minimum(self._squared_distance(moves), worst)
 
   def _squared_distance(self, squared_moves: Any) -> Any:
-    """Divides by the noise; adds the count that adaptive clipping releases."""
+    """Divides by the noise variance; adds what the adaptive count costs."""
     squared = squared_moves / self.noise_per_clip_norm**2
     if self.adaptive is not None:
       squared = squared + self.adaptive.count_squared_distance
@@ -232,24 +233,24 @@ class ClientMechanism:
     return {'client': self}
 
   def paper_dp_event(self) -> dp_accounting.DpEvent:
-    """Returns a round with the sensitivity C, of which the paper's DP is.
+    """Returns a round of sensitivity C, as the paper counts DP.
 
-    It would be right for a sum over a fixed number; of a mean the worst case is
-    larger, which `worst_case_squared_distance` has.
+    That is right for a sum over a fixed number of clients. The worst case of a
+    mean is larger; see `worst_case_squared_distance`.
     """
     return base.worst_case_event(
       self.noise_multiplier**-2, self.participation_probability
     )
 
   def description(self, unit: str) -> base.Description:
-    """Returns what a report says of the protection of clients."""
+    """Returns what a report says about the protection of clients."""
     del unit
     return base.Description(
       self.kind, self.noise_multiplier, self.participation_probability
     )
 
   def caveats(self) -> list[str]:
-    """Returns none beyond those of every run."""
+    """Returns nothing: there is no caveat beyond those of every run."""
     return []
 
 

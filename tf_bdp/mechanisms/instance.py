@@ -1,7 +1,7 @@
 """Privacy of examples by noise of the clients: Section V-B of the paper.
 
 Every client clips the gradients of a batch and adds noise before it sends
-them. How that is counted is what the three instance levels differ in.
+them. The three instance levels differ in how the costs are counted.
 """
 
 import dataclasses
@@ -67,7 +67,7 @@ class InstanceMechanism:
     server_noise_multiplier: z.
     local_steps: The most steps that a client takes in a round.
     panel_examples: How many examples of a client are measured in every round,
-      drawn or not; with 0 those that were drawn are.
+      drawn or not; with 0 the drawn examples are measured.
   """
 
   accounting: str
@@ -112,7 +112,7 @@ class InstanceMechanism:
         f'panel_examples must be at least {mean_bounds.FEWEST_UNITS}, or 0 for '
         f'none. Found {self.panel_examples}.'
       )
-    if self.accounting == 'sequential':
+    if self.adds_up_clients:
       raise ValueError(
         'Sequential accounting takes an example as drawn anew from all clients '
         'in every round, so there is no panel of examples. Leave '
@@ -128,7 +128,7 @@ class InstanceMechanism:
       )
 
   def check_fed_avg(self) -> None:
-    """Raises ValueError for what FedAvg does not admit, even of one step."""
+    """Raises ValueError if FedAvg, even with one step, is not covered."""
     if self.averages_noise and self.server_noise_multiplier:
       raise ValueError(
         'In fed_avg clients scale their noise by their learning rate, and the '
@@ -158,26 +158,36 @@ class InstanceMechanism:
 
   @property
   def client_noise_per_clip_norm(self) -> float:
-    """The deviation of the noise in what a client sends, over C."""
+    """The standard deviation of the noise in what a client sends, over C."""
     if self.clipping == 'example':
       return self.noise_multiplier / self.batch_size
     return self.noise_multiplier
 
   @property
   def noise_per_clip_norm(self) -> float:
-    """The deviation of the server's own noise in the mean, over C."""
+    """The standard deviation of the server's noise in the mean, over C."""
     return self.server_noise_multiplier / self.clients_per_round
 
   @property
   def averages_noise(self) -> bool:
     """Whether the other clients' noise hides an example, too.
 
-    Only if nothing but the mean is released, and if the noise is that of one
-    step: with several, a client's later gradients depend on its own noise, and
-    a client's chance to take part is one for all its steps. Then the steps
-    count as in parallel accounting, which holds for whatever follows them.
+    It does if nothing but the mean is released and clients take a single step.
+    With several steps, a client's later gradients depend on its own noise, and
+    it takes part in all of its steps or in none. Each step is then accounted
+    for as in parallel accounting, which holds whatever follows the step.
     """
     return self.accounting == 'aggregate' and self.local_steps == 1
+
+  @property
+  def adds_up_clients(self) -> bool:
+    """Whether the costs of clients are added up; else the largest counts."""
+    return self.accounting == 'sequential'
+
+  @property
+  def counts_locally(self) -> bool:
+    """Whether clients bound their own loss, trusting nobody else."""
+    return self.accounting == 'parallel'
 
   @property
   def measures_absent_clients(self) -> bool:
@@ -186,38 +196,38 @@ class InstanceMechanism:
 
   @property
   def largest_example_probability(self) -> float:
-    """At least q of every example."""
-    if self.accounting == 'sequential':
+    """An upper bound of q over all examples."""
+    if self.adds_up_clients:
       return min(1.0, self.batch_size / self.total_examples)
     return self.draw_probability(self.smallest_holding)
 
   def draw_probability(self, holding: Any) -> Any:
-    """Returns the chance of an example to be in its client's batch."""
+    """Returns the chance that an example is in its client's batch."""
     xp = array_namespace.of(holding)
     return xp.minimum(self.batch_size / xp.maximum(xp.float64(holding), 1), 1)
 
   def example_probability(self, holding: Any) -> Any:
     """Returns q of the examples of a client that has `holding` of them."""
-    if self.accounting == 'sequential':
+    if self.adds_up_clients:
       xp = array_namespace.of(holding)
       drawn = xp.minimum(xp.float64(self.batch_size), xp.float64(holding))
       return drawn / self.total_examples
     return self.draw_probability(holding)
 
   def inclusion_probability(self, participants: Any) -> Any:
-    """Returns the chance of a client to be one of the n that took part.
+    """Returns the chance that a client is one of the n that took part.
 
-    A client that takes part shows by its noise and in the mean, whether or not
-    a unit of it is there, so that α is not the chance of being sampled unseen:
-    it counts by joint convexity only (see `BayesianGaussianEvent`). As n is
-    public, it is n / N.
+    Whether a client takes part shows in the release even without the unit in
+    question, by the client's noise and its other examples. So α does not
+    amplify privacy as sampling does: it helps by joint convexity only (see
+    `BayesianGaussianEvent`). As n is public, the chance is n / N.
     """
     xp = array_namespace.of(participants)
     clients = self.clients_per_round / self.participation_probability
     return xp.minimum(xp.float64(participants) / clients, 1)
 
   def example_variance(self, participants: Any) -> Any:
-    """Returns the variance, over C², of the noise that hides a client's move.
+    """Returns the variance, over C², of the noise that hides an example's move.
 
     Args:
       participants: n; a number or a tensor.
@@ -236,15 +246,17 @@ class InstanceMechanism:
   def worst_case_move(self) -> float:
     """How far an example can move what its client sends, over C.
 
-    Two clipped batch gradients are at most 2 C apart; of a sum of clipped
-    gradients over B, one is C / B.
+    Two clipped batch gradients are at most 2 C apart; to a sum of clipped
+    gradients over B, one example contributes at most C / B.
     """
     return 2.0 if self.clipping == 'batch' else 1.0 / self.batch_size
 
   def worst_case_squared_distance(self, unit: str, participants: Any) -> Any:
     """Returns the largest r² of any example, with n participants."""
     del unit
-    if not (self.noise_multiplier or self.noise_per_clip_norm):
+    # Noise of the server hides nothing where it sees what each client sends.
+    server_noise = self.averages_noise and self.noise_per_clip_norm
+    if not (self.noise_multiplier or server_noise):
       return math.inf
     return self.worst_case_move**2 / self.example_variance(participants)
 
@@ -265,7 +277,7 @@ class InstanceMechanism:
         if step >= client.step_count:
           if not self.panel_examples:
             continue
-          # A panel is measured as a whole, also where nothing was released.
+          # A panel keeps its size: where nothing was released, nothing moves.
           moves = np.zeros(min(self.panel_examples, client.holding))
         else:
           measured = client.measured[step]
@@ -299,7 +311,7 @@ class InstanceMechanism:
     parts: list[dp_accounting.DpEvent] = list(
       self._group_events(groups, participants)
     )
-    if self.accounting != 'sequential':
+    if not self.adds_up_clients:
       parts = [
         events_lib.ParallelEvent(
           part for part, other in zip(parts, groups.steps) if other == step
@@ -311,13 +323,13 @@ class InstanceMechanism:
   def local_events(
     self, measurements: measurements_lib.Measurements
   ) -> dict[int, dp_accounting.DpEvent]:
-    """Returns a round as each client sees it, which trusts nobody else.
+    """Returns a round's event for each client that keeps its own accounts.
 
-    In parallel accounting a client's own accountant, fed with these, bounds
-    what its examples lose by all that it sends.
+    A client that composes these events bounds what its examples lose by all
+    that it sends, without trusting the server. It takes parallel accounting.
     """
     groups = measurements.examples
-    if self.accounting != 'parallel' or groups is None:
+    if not self.counts_locally or groups is None:
       raise ValueError(
         'Clients bound their own loss in parallel accounting. Found '
         f'accounting = {self.accounting!r}.'
@@ -363,10 +375,10 @@ class InstanceMechanism:
   def _reported_event(
     self, measurements: measurements_lib.Measurements
   ) -> dp_accounting.DpEvent:
-    """Returns a round of which the server learnt the examples' costs.
+    """Returns the event of a round in which clients reported costs.
 
-    They are summed over all that counts: clients and steps in sequential
-    accounting, else steps.
+    These are sums: over clients and steps in sequential accounting, else over
+    steps.
     """
     assert measurements.reported is not None
     if not measurements.participants:
@@ -374,7 +386,7 @@ class InstanceMechanism:
     if not self.noise_multiplier:
       return dp_accounting.NonPrivateDpEvent()
     repeats = self.local_steps
-    if self.accounting == 'sequential':
+    if self.adds_up_clients:
       repeats *= measurements.participants
     costs, failure_probability = measurements.reported['example']
     event = events_lib.ReportedCostEvent(
@@ -396,13 +408,13 @@ class InstanceMechanism:
     if unit == 'client':
       return rounds
     steps = rounds * self.local_steps
-    return steps * client_count if self.accounting == 'sequential' else steps
+    return steps * client_count if self.adds_up_clients else steps
 
   def counted_otherwise(self) -> dict[str, base.Mechanism]:
-    """Returns the mechanism with each accounting that its measurements admit.
+    """Returns the mechanism with each accounting that its measurements allow.
 
-    What was measured for sequential accounting is of the participants alone;
-    what was measured for the others includes that.
+    Sequential accounting needs the participants' examples alone, which are
+    measured for the other accountings as well; the reverse does not hold.
     """
     ways = dict.fromkeys(('sequential', self.accounting))
     result: dict[str, base.Mechanism] = {}
@@ -422,7 +434,7 @@ class InstanceMechanism:
     return None
 
   def description(self, unit: str) -> base.Description:
-    """Returns what a report says of the protection of examples."""
+    """Returns what a report says about the protection of examples."""
     del unit
     return base.Description(self.clipping, self.noise_multiplier, None)
 
@@ -460,7 +472,7 @@ def _at_least_one(participants: Any) -> Any:
 
 
 def arguments(options: Any, facts: base.Facts) -> dict[str, Any]:
-  """Returns the constructor's arguments, but for the accounting."""
+  """Returns the constructor's arguments, except `accounting`."""
   noise = options.noise_multiplier
   if noise is None:
     noise = 0.3 if options.clipping == 'batch' else 2.0

@@ -1,9 +1,9 @@
 """Joint privacy: the clients' noise hides clients, too. Section V-C.
 
-Client i sends u_i + N(0, (σ C)² I). Taking it out would take its noise out as
-well, and in high dimension Gaussians of different variance are far apart. So
-adjacency is zero-out: an absent client contributes its noise, around 0 or the
-last mean, and moves the mean of n by ‖u_i‖ / n, hidden by the noise of all.
+Client i sends u_i + N(0, (σ C)² I). To remove the client would remove its noise
+as well, and in high dimension Gaussians of different variance are far apart. So
+adjacency is zero-out: an absent client still contributes noise, around 0 or the
+last mean. A client then moves the mean of n by ‖u_i‖ / n, hidden by all noise.
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ ONLY_FOR_FED_SGD = (
 class JointMechanism(instance.InstanceMechanism):
   """One noise of the clients, counted for examples and for clients.
 
-  Attributes as of `InstanceMechanism`, and:
-    reference_is_last_mean: What stands for an absent client: the last released
-      mean, clipped to C, instead of 0.
+  Attributes are those of `InstanceMechanism`, and:
+    reference_is_last_mean: Whether an absent client contributes noise around
+      the last released mean, clipped to C, instead of around 0.
   """
 
   reference_is_last_mean: bool = False
@@ -47,7 +47,7 @@ class JointMechanism(instance.InstanceMechanism):
       raise ValueError(ONLY_FOR_FED_SGD)
 
   def _check_server_noise(self) -> None:
-    """Allows it: it hides clients, whatever is counted for examples."""
+    """Allows noise of the server: it hides clients in every accounting."""
 
   def check_fed_avg(self) -> None:
     """Raises ValueError: FedAvg is not accounted for."""
@@ -115,7 +115,7 @@ class JointMechanism(instance.InstanceMechanism):
     )
 
   def description(self, unit: str) -> base.Description:
-    """Returns what a report says of the protection of a unit."""
+    """Returns what a report says about the protection of a unit."""
     if unit == 'example':
       return super().description(unit)
     return base.Description(

@@ -2,16 +2,17 @@
 
 Three scalings of "how far one unit moves the result" must not be mixed up:
 
-  measure:  what an engine measures of a unit, in the units of the updates. Of
-            a client ‖u - ū‖, its distance from the mean of the participants, or
-            ‖u‖, its own norm; the mechanism says which.
-  move:     by how much the unit moves what is released, in units of the clip
-            norm C. A mechanism makes it of a measure and of the number of
+  measure:  what an engine measures of a unit, in the units of the updates. For
+            a client that is ‖u - ū‖, how far it is from the participants' mean,
+            or ‖u‖, its own norm; `Aggregation.measure` decides which.
+  move:     how far the unit moves what is released, in units of the clip norm
+            C. A mechanism computes it from a measure and from the number of
             participants.
-  distance: r, the move over the deviation of the noise. It is all that an
-            accountant needs, and what events hold, squared.
+  distance: r, the move over the standard deviation of the noise. It is all that
+            an accountant needs; events hold its square.
 
-Examples are measured by their moves at once (`ExampleGroups`).
+Of examples the moves are measured directly (`ExampleGroups`). Other words are
+in the glossary of docs/architecture.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ class ExampleGroups(NamedTuple):
     squared_moves: ‖f(B) - f(B∖x)‖² / C², f being what the noise is added to;
       all groups in a row.
     in_every_round: Whether each group's client is measured in every round,
-      taking part or not; if not, it is because it took part.
+      taking part or not. If not, it was measured because it took part.
   """
 
   clients: np.ndarray
@@ -47,7 +48,7 @@ class ExampleGroups(NamedTuple):
   def of(
     cls, groups: Sequence[tuple[int, int, int, np.ndarray, bool]]
   ) -> 'ExampleGroups':
-    """Returns groups of (client, step, holding, squared moves, always)."""
+    """Makes groups from (client, step, holding, squared moves, always)."""
     clients, steps, holdings, moves, always = (
       zip(*groups) if groups else [()] * 5
     )
@@ -66,14 +67,14 @@ class ExampleGroups(NamedTuple):
 
 
 class MeasuredClient(NamedTuple):
-  """What is known of the examples of one client in a round.
+  """What is known about the examples of one client in a round.
 
   Attributes:
     holding: How many examples the client has.
     step_count: How many local steps it took; 0 if nothing of it was released.
     measured: Which examples are measured in each step, [steps, examples].
-    squared_moves: Theirs, of the same shape or padded; None if the client's
-      update could not be used, for which the worst case is assumed.
+    squared_moves: The examples' squared moves, of the same shape or padded;
+      None if the client's update could not be used: the worst case is assumed.
   """
 
   holding: int
@@ -86,8 +87,8 @@ class ReportedCosts(NamedTuple):
   """Costs of a round that were bounded at the clients.
 
   Attributes:
-    costs: Of every order.
-    failure_probability: δ′, the chance of each order's bound to fail.
+    costs: The bound for every order.
+    failure_probability: δ′, the chance that an order's bound fails.
   """
 
   costs: np.ndarray
@@ -99,15 +100,15 @@ class Measurements(NamedTuple):
 
   Attributes:
     participants: n, without the clients whose updates were unusable.
-    failed_clients: How many were left out for that.
+    failed_clients: How many clients were left out for that reason.
     clip_norm: The clip norm of the round.
-    squared_measures: Of the panel's clients in its order, or without a panel of
-      the participants.
+    squared_measures: The squared measures of the panel's clients, in the order
+      of the panel; without a panel, of the participants.
     taking_part: Whether each of them took part.
     panel: Whether they are a panel, the same in every round.
     examples: Where examples are protected, their moves.
-    reported: Where the server learns costs and no distances, those of each
-      protected unit; nothing else is measured then.
+    reported: Where the server learns costs instead of distances, the costs of
+      each protected unit. Nothing else is measured then.
   """
 
   participants: int
@@ -144,7 +145,7 @@ def _to_columns(part: Measurements) -> dict[str, np.ndarray]:
 
 
 def from_arrays(arrays: Mapping[str, np.ndarray]) -> list[Measurements]:
-  """Restores what `to_arrays` returned; other arrays do not disturb."""
+  """Restores what `to_arrays` returned; ignores other arrays."""
   columns = {
     name: np.split(arrays[name], np.cumsum(arrays[f'{name}_sizes'])[:-1])
     for name in arrays

@@ -14,7 +14,7 @@ class NoisyMean:
   """Takes the mean of what the n participants sent; may add noise on top.
 
   Attributes:
-    noise_per_clip_norm: The deviation of the server's own noise, over C.
+    noise_per_clip_norm: Standard deviation of the server's own noise, over C.
     clip_norm: C, to which clients clipped before they added their noise.
   """
 
@@ -25,13 +25,13 @@ class NoisyMean:
   compares = False
 
   def initial_state(self) -> client.ClippingState:
-    """Returns the clip norm, which stays."""
+    """Returns the clip norm, which never changes."""
     return client.ClippingState(np.float32(self.clip_norm))
 
   def release(
     self, state: client.ClippingState, sums: base.Sums, add_noise: base.AddNoise
   ) -> base.Release:
-    """Makes the mean, with noise on top; without any if nobody came."""
+    """Makes the mean; adds the server's noise if anybody took part."""
     xp = array_namespace.of(sums.usable)
     divisor = xp.maximum(sums.usable, 1.0)
     mean = [part / divisor for part in sums.update]
@@ -49,6 +49,6 @@ class NoisyMean:
     taking_part: Any,
     participants: Any,
   ) -> Any:
-    """Returns ‖u‖², of the client's update before its noise."""
+    """Returns ‖u‖², where u is the client's update before its noise."""
     del squared_deviation, taking_part, participants
     return squared_norm

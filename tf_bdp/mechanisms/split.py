@@ -39,7 +39,7 @@ class SplitMechanism(instance.InstanceMechanism):
 
   @property
   def aggregation(self) -> client.ClientMechanism:
-    """The client-level mechanism, on the noisy updates."""
+    """The client-level mechanism, applied to the noisy updates."""
     return client.ClientMechanism(
       'mean',
       self.server_noise_multiplier,
@@ -64,7 +64,7 @@ class SplitMechanism(instance.InstanceMechanism):
     }
 
   def description(self, unit: str) -> base.Description:
-    """Returns what a report says of the protection of a unit."""
+    """Returns what a report says about the protection of a unit."""
     if unit == 'client':
       return self.aggregation.description(unit)
     return super().description(unit)

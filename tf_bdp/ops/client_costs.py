@@ -1,14 +1,14 @@
 """Privacy costs computed by the clients, as TensorFlow operations.
 
-What `tf_bdp.accounting` computes from collected distances, for use inside
-`tff.tensorflow.computation`, so that no distance leaves its client: the
-log-moments, and upper confidence bounds of their mean. A client is either a
-whole sample (`bound_of_mean` over its examples), or one unit of the sample that
-all clients make up. Then its cost leaves as a pair of numbers in [0, 1]
-(`scaled_moments`) whose sums are all that the server needs
-(`bound_from_sums`).
+`tf_bdp.accounting` computes log-moments, and upper confidence bounds of their
+mean, from collected distances. These operations compute the same inside
+`tff.tensorflow.computation`, so that no distance leaves its client. Where
+examples are protected, a client's examples are the sample, and it bounds their
+mean (`bound_of_mean`). Where clients are, each is one unit of the sample: it
+sends its cost as a pair of numbers in [0, 1] (`scaled_moments`), whose sums are
+all that the server needs (`bound_from_sums`).
 
-All of it is float64, and errs upwards: a cost that is NaN counts as the worst
+Everything is float64 and errs upwards: a cost that is NaN counts as the worst
 case.
 """
 
@@ -29,10 +29,10 @@ _float64 = array_namespace.of_tensorflow().float64
 
 _TensorLike = Union[tf.Tensor, npt.ArrayLike]
 
-# TensorFlow takes numbers below this for zero.
+# TensorFlow flushes smaller numbers to zero.
 _SMALLEST_SHARE = float(np.finfo(np.float64).tiny)
-# Shares are rounded up by this part of them. It is above what they lose by
-# rounding, most of it in exponents of up to 745.
+# Shares are rounded up by this relative amount. It is above their rounding
+# error, most of which comes from exponents of up to 745.
 _SHARE_ERROR = 1e-12
 _ROUND_UP = 1.0 + 1e-15
 
@@ -92,7 +92,7 @@ def bound_of_mean(
 
   Args:
     log_values: ℓ of every unit and order, of shape [units, orders]. The number
-      of units must be static; more than there are can be filled up.
+      of units must be static: fill up with units that are not usable.
     usable: Which units count, of shape [units].
     failure_probability: The probability δ′ that an order's bound fails.
     estimator: 'student_t' (Equation 5 of the paper) or 'bernstein' (Maurer and
@@ -135,9 +135,9 @@ def scaled_moments(
   Args:
     log_values: The client's ℓ of every order, of shape [orders].
     log_scale: A public bound of every client's ℓ, of the same shape. The worst
-      case is one; but sums with a fixed step, as secure ones are, tell costs
-      apart only as far as some 15 below the scale (the root of 2^-42, of a
-      square). The level that `secure_maximum` has found is a better one.
+      case is such a bound. But secure sums have a fixed resolution, 2^-42 of
+      the scale, below which the squares of costs vanish that are some 15 below
+      the scale. What `secure_maximum` returned is a better scale.
 
   Returns:
     The shares (y - 1) / (y_max - 1) of y = exp ℓ, with y_max = exp(scale), and
@@ -187,7 +187,7 @@ def bound_from_sums(
     estimator: 'student_t' or 'bernstein'; see `bound_of_mean`.
     log_scale: The scale given to `scaled_moments`; the worst case by default.
     resolution: By how much a client's shares were rounded up before they were
-      summed; `secure_aggregation.resolution` for secure sums.
+      summed; `secure_sums.resolution()` for secure sums.
 
   Returns:
     An array of shape [orders], at most the worst case, which it is if there
@@ -204,7 +204,7 @@ def bound_from_sums(
     sum_error = (count + 8) * np.finfo(np.float64).eps
     mean = np.asarray(first_sum, np.float64) / count * (1.0 + sum_error)
     square = np.asarray(second_sum, np.float64) / count * (1.0 + sum_error)
-    # By rounding up, a mean is moved up, and a variance down by its square.
+    # Rounding up raised the mean, and through its square lowered the variance.
     error = 2.0 * (_SHARE_ERROR + sum_error)
     smallest_mean = np.maximum(mean * (1.0 - error) - resolution, 0.0)
     variance = np.maximum(square - smallest_mean**2, 0.0)
@@ -244,7 +244,7 @@ def _student_t_log_excess(
   )
   number = tf.cast(tf.maximum(count, 1), tf.float64)
   deviation = tf.sqrt(squares / number)
-  # Rounding must not pass for a deviation that t's quantile then magnifies.
+  # Rounding must not look like a deviation, which t's quantile would magnify.
   differ = smallest < largest
   mean = tf.where(differ, mean, log_space.scaled_excess(largest, log_scale))
   deviation = tf.where(differ, deviation, 0.0)

@@ -10,9 +10,8 @@ def clip(
 ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
   """Clips an update to a global norm; an unusable one becomes zero.
 
-  Unusable is one that is NaN or infinite, or whose norm is; and one of all
-  zeros, which moves nothing and is what TFF's client work puts in place of one
-  that is not finite.
+  An update is unusable if it or its norm is NaN or infinite, or if it is all
+  zeros: TFF's client work puts zeros in place of an update that is not finite.
 
   Returns:
     The clipped update, whether it is usable, and its norm before clipping.

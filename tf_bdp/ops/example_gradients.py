@@ -55,8 +55,8 @@ def of_batch(
   Args:
     model: A built model whose outputs are logits and that treats each example
       by itself, in the order given.
-    features: Of the examples, [B, ...].
-    labels: The class of each, [B].
+    features: The examples' features, [B, ...].
+    labels: The class of each example, [B].
   """
   if slow_layers(model, features):
     return _OneByOne(model, features, labels)
@@ -73,7 +73,7 @@ def slow_layers(
 
   Args:
     model: A built model.
-    features: A batch, or what one looks like; only its shape and type count.
+    features: A batch or its spec; only the shape and the type matter.
   """
   candidates = _recordable_layers(model)
   calls: list[_Call] = []
@@ -102,19 +102,19 @@ def slow_layers(
 
 
 class _Call(NamedTuple):
-  """A layer's call, its outputs before the activation."""
+  """A call of a layer, with its outputs before the activation."""
 
   layer: tf.keras.layers.Layer
   inputs: tf.Tensor
   outputs: tf.Tensor
 
   def weights(self) -> list[tf.Variable]:
-    """Returns the layer's own: those of its activation are not."""
+    """Returns the layer's own weights, without those of its activation."""
     layer = self.layer
     return [layer.kernel, layer.bias] if layer.use_bias else [layer.kernel]
 
   def keeps_examples(self) -> bool:
-    """Whether the first dimension is that of the examples, when traced."""
+    """Whether the traced call keeps examples as the first dimension."""
     return (
       isinstance(self.inputs, tf.Tensor)
       and self.outputs.shape[0] == _TRACED_EXAMPLES
@@ -163,7 +163,7 @@ def _owners(model: tf.keras.Model, variable: tf.Variable) -> list[str]:
 def _recorded(
   layers: Sequence[tf.keras.layers.Layer], record: Callable[[_Call], None]
 ) -> Iterator[None]:
-  """Hands over every call of the layers, which compute as they always do."""
+  """Records every call of the layers, without changing what they compute."""
 
   def recording_call(layer: tf.keras.layers.Layer) -> Callable[..., tf.Tensor]:
     def call(inputs: tf.Tensor) -> tf.Tensor:
@@ -205,7 +205,7 @@ def _losses(
 
 
 class _LayerByLayer(ExampleGradients):
-  """From the inputs of all layers and one pass backward."""
+  """Gradients from the inputs of all layers and one backward pass."""
 
   def __init__(
     self, model: tf.keras.Model, features: tf.Tensor, labels: tf.Tensor
@@ -246,7 +246,7 @@ class _LayerByLayer(ExampleGradients):
 
 
 class _OneByOne(ExampleGradients):
-  """By one pass backward for each example, for layers of any kind."""
+  """Gradients by a backward pass for each example, for layers of any kind."""
 
   def __init__(
     self, model: tf.keras.Model, features: tf.Tensor, labels: tf.Tensor
@@ -378,8 +378,8 @@ def _parts(call: _Call, gradient: tf.Tensor) -> dict[Any, _Part]:
   """Returns the gradients in a layer's weights.
 
   Args:
-    call: The layer's.
-    gradient: The losses' gradient in the outputs.
+    call: The call of the layer.
+    gradient: The gradient of the losses in the call's outputs.
   """
   layer = call.layer
   # Not before they are needed: windows take much memory.

@@ -8,10 +8,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_privacy as tfp
 
-# Which of a round's two noises on the server a seed is for.
-UPDATE_NOISE = 0
-COUNT_NOISE = 1
-# Those of the server's streams are not negative.
+from tf_bdp.mechanisms import base
+
+# The stream of clients' noise. Those of the server are not negative.
 _CLIENT_STREAM = -1
 
 
@@ -20,7 +19,7 @@ def add_noise(
   deviation: tf.Tensor,
   seed: Optional[int],
   round_number: tf.Tensor,
-  purpose: int = UPDATE_NOISE,
+  purpose: int = base.UPDATE_NOISE,
 ) -> list[tf.Tensor]:
   """Adds Gaussian noise, from TF Privacy's query unless it is seeded.
 
@@ -41,7 +40,7 @@ def add_noise(
     noised, _, _ = query.get_noised_result(tensors, state)
     return noised
   sizes = [tf.size(tensor) for tensor in tensors]
-  # One stream for the whole vector, so that its cutting does not matter.
+  # One stream for the whole vector, however it is split into tensors.
   noise = tf.random.stateless_normal(
     [tf.add_n(sizes)],
     seed=tf.stack(
@@ -64,7 +63,7 @@ def client_normal(
   client: tf.Tensor,
   step: tf.Tensor,
 ) -> tf.Tensor:
-  """Returns a client's standard normals for one step, the same for a seed."""
+  """Returns standard normals for one step of a client, by the seed."""
   stream = tf.constant([seed, _CLIENT_STREAM], tf.int32)
   for number in (round_number, client, step):
     stream = tf.random.experimental.stateless_fold_in(

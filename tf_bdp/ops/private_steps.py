@@ -13,17 +13,17 @@ from tf_bdp.mechanisms import instance as instance_mechanism
 from tf_bdp.ops import clipping, example_gradients
 
 # Squared norms and inner products come from float32 sums of many terms; this
-# is more than what rounding takes away of them, relative to their size.
+# is above their relative rounding error.
 _ROUNDING = 4e-6
 
 
 class ClientUpdate(NamedTuple):
-  """What a client has to tell of a round.
+  """What a client computes in a round.
 
   Attributes:
     sent: Its noisy update, as one vector.
-    clipped: The update of its only step before noise; zero with several.
-    squared_moves: Of every example in every step, [steps, examples].
+    clipped: The update before noise; zero if there are several steps.
+    squared_moves: Squared moves of the examples, [steps, examples].
   """
 
   sent: tf.Tensor
@@ -54,11 +54,11 @@ def step(
   """Computes the clipped gradient of a batch, and its examples' moves.
 
   Args:
-    model: With the weights at which the gradient is taken.
-    features: Of the batch, and of examples that are measured without it.
-    labels: Theirs.
+    model: The model, with the weights at which the gradient is taken.
+    features: Features of all examples that are in the batch or measured.
+    labels: Labels of these examples.
     drawn: Whether each example is in the batch.
-    mechanism: How to clip.
+    mechanism: Says how to clip.
   """
   gradients = example_gradients.of_batch(model, features, labels)
   if mechanism.clipping == 'batch':
@@ -79,15 +79,15 @@ def client_update(
   """Computes a client's private update.
 
   Args:
-    model: With the server's weights, which it has again afterwards.
-    features: Of all examples that are drawn or measured.
-    labels: Theirs.
+    model: The model with the server's weights, which are restored afterwards.
+    features: Features of all examples that are drawn or measured.
+    labels: Labels of these examples.
     drawn: Whether each is in the batch of each step, [steps, examples].
-    step_count: How many steps the client takes, at most that many.
-    mechanism: Clipping and noise.
-    learning_rate: Of the local steps of FedAvg, whose update is by how much
-      noisy steps lower the weights; None for FedSGD, whose update is the noisy
-      gradient.
+    step_count: How many of the steps the client takes.
+    mechanism: Says how to clip, and how much noise to add.
+    learning_rate: The learning rate of FedAvg's local steps; its update is how
+      much the noisy steps lower the weights. None for FedSGD, whose update is
+      the noisy gradient.
     normal: Returns the standard normals of a step, one for each weight.
   """
   deviation = mechanism.client_noise_per_clip_norm * mechanism.clip_norm
@@ -167,9 +167,9 @@ def _leave_one_out(
 
     ‖a g - c h‖² = (a‖g‖ - c‖h‖)² + a c (‖g - h‖² - (‖g‖ - ‖h‖)²).
 
-  All is rounded up: ‖h‖ is known least well where g_x is most of the batch, and
-  of those that rounding admits the worst is taken. Clipping is a projection:
-  the result is at most ‖g - h‖.
+  The result is rounded up: ‖h‖ is least accurate where g_x makes up most of the
+  batch, and of all values within its rounding error the worst is taken.
+  Clipping is a projection, so the result is at most ‖g - h‖.
   """
   squared_norm, squared_norms, products, count = (
     tf.cast(part, tf.float64)
@@ -199,11 +199,11 @@ def _leave_one_out(
   )
   difference = tf.abs(norm - rest_norm) - _ROUNDING * (norm + rest_norm)
   across = tf.maximum(gap - tf.square(tf.maximum(difference, 0.0)), 0.0)
-  across = tf.minimum(across, 4.0 * norm * rest_norm)  # That of opposites.
+  across = tf.minimum(across, 4.0 * norm * rest_norm)  # If opposite.
   along = tf.square(scale * norm - rest_scale * rest_norm)
   moved = along + scale * rest_scale * across
   moved = tf.minimum(moved, gap) * (1.0 + _ROUNDING)
-  # Norms beyond float32 tell nothing.
+  # Where norms overflow float32, assume the worst case.
   moved = tf.where(tf.math.is_finite(moved), moved, 4.0 * clip_norm**2)
   return tf.cast(moved, tf.float32)
 
@@ -228,7 +228,7 @@ def _clipped_by_example(
 
 
 def is_usable(update: tf.Tensor) -> tf.Tensor:
-  """Whether an update is finite and, as TFF marks failures, not zero."""
+  """Whether an update is finite and not zero (TFF marks failures by zeros)."""
   norm = tf.norm(update)
   return tf.math.is_finite(norm) & (norm > 0)
 

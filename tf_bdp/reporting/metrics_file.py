@@ -1,4 +1,4 @@
-"""Reads metrics.csv, to which a run adds a row in every round."""
+"""Reads metrics.csv, to which a run adds one row in every round."""
 
 import csv
 import os
@@ -62,7 +62,7 @@ def series(rows: Iterable[Row], name: str) -> np.ndarray:
 
 
 def spaced(rows: Sequence[Row], most: int) -> list[Row]:
-  """Returns at most so many rows: every 2nd, 5th, 10th, ..., and the last.
+  """Returns at most `most` rows: every 2nd, 5th, 10th, ..., and the last.
 
   The strides are round numbers because evaluations tend to fall on those.
 

@@ -1,4 +1,4 @@
-"""What a reader of a report must know beside its figures, a sentence each."""
+"""What a reader of a report must know besides its figures, as sentences."""
 
 from collections.abc import Sequence
 
@@ -59,7 +59,7 @@ def of_run(
 
 
 def _of_examples(plan: plan_lib.Plan) -> list[str]:
-  """Says of whom figures of examples are, and what the server saw."""
+  """Says whose examples the figures cover, and what the server saw."""
   local, notes = plan.mechanism.local, []
   assert local is not None
   if not plan.secure_aggregation and (

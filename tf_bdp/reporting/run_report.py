@@ -37,11 +37,11 @@ def write(
 
   Args:
     directory: Where the run's metrics.csv is.
-    plan: Of the run.
-    progress: When it ended.
+    plan: The plan of the run.
+    progress: The run's progress when it ended.
     title: The heading of the page.
-    settings: What the page lists; by default those of the plan.
-    notes: Caveats beside those that follow from the plan.
+    settings: The settings that the page lists; by default those of the plan.
+    notes: Caveats besides those that follow from the plan.
   """
   mechanism = plan.mechanism
   lines = [notes_lib.outcome(progress)]
@@ -60,7 +60,8 @@ def write(
       True,
       _worst_distances('client', plan, progress),
     )
-  counts_locally = getattr(mechanism.local, 'accounting', '') == 'parallel'
+  local = mechanism.local
+  counts_locally = local is not None and local.counts_locally
   if counts_locally and not plan.secure_aggregation:
     _write_local_epsilons(directory / LOCAL_EPSILONS_FILE, plan, progress)
   path = page.write(
@@ -149,13 +150,13 @@ def _write_local_epsilons(
 def local_epsilons(
   plan: plan_lib.Plan, progress: progress_lib.Progress
 ) -> dict[int, tuple[float, float]]:
-  """Returns what each client's examples lost by all that it sent.
+  """Returns what each client's examples lost by everything that it sent.
 
-  The bound that a client keeps for itself if it does not trust the server. It
-  is for parallel accounting.
+  A client that does not trust the server keeps this bound for itself. It takes
+  parallel accounting.
 
   Returns:
-    By client, ε of DP and of BDP.
+    For each client, ε of DP and of BDP.
   """
   local, delta = plan.mechanism.local, plan.delta_of('example')
   assert local is not None

@@ -30,12 +30,12 @@ def train(
   """Trains until the rounds or the budget are used up.
 
   Args:
-    engine: Runs the rounds; `plan.engine(...)`.
-    plan: How many, and what to account for.
+    engine: Runs the rounds; made by `plan.engine(...)`.
+    plan: The plan of the run.
     evaluate: Returns 'accuracy' and 'loss' of trainable weights.
     directory: Gets metrics.csv, TensorBoard's events and the checkpoint.
-    settings: All that determines the run; a checkpoint is resumed only with
-      equal ones. By default those of the plan.
+    settings: Everything that determines the run, by name; a checkpoint is
+      resumed only with equal settings. By default those of the plan.
     resume: Whether to go on from the directory's checkpoint, if there is one.
 
   Returns:
@@ -74,7 +74,7 @@ def train(
         if progress.round_number % plan.schedule.checkpoint_every == 0:
           progress_lib.save(directory, engine, settings, progress)
     finally:
-      # Also when it was interrupted: what was released is never redone.
+      # Also after an interruption: no released round is run a second time.
       if progress.rows or progress.stopped:
         progress_lib.save(directory, engine, settings, progress)
   return progress
@@ -193,7 +193,7 @@ def _averaged(
   if not factor:
     return None
   before = progress.averaged or weights
-  # The first weights count as much as any; see Kingma and Ba's correction.
+  # Kingma and Ba's correction: the first weights get no extra weight.
   share = np.float32((1 - factor) / (1 - factor ** (progress.round_number + 1)))
   return [b + share * (w - b) for b, w in zip(before, weights)]
 

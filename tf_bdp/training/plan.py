@@ -1,4 +1,4 @@
-"""One frozen description of a run, of which everything else is made.
+"""One frozen description of a run, from which everything else is made.
 
 Options of scripts are fields of `Privacy`, `Accounting`, `Schedule` and `Seeds`
 here, and of `learning.Algorithm`: each has its default and its help once. A
@@ -22,7 +22,6 @@ from tf_bdp.mechanisms import client, instance
 if TYPE_CHECKING:
   from tf_bdp.learning import federated_data
 
-ESTIMATORS = ('betting', 'bernstein', 'student_t')
 _LARGEST_DEFAULT_PANEL = 100
 
 
@@ -32,11 +31,12 @@ class Privacy:
 
   level: str = options.option(
     'client',
-    'What is protected: clients, by noise of the server; examples, by noise of '
-    'the clients, whose costs are added up over clients (sequential), of which '
-    'the largest counts (parallel), or which hides examples of others as well '
-    '(aggregate); both, by the same noise (joint) or by two noises (split).',
-    choices=tuple(mechanisms.LEVELS),
+    "What is protected. client: clients, by the server's noise. instance_...: "
+    "examples, by each client's noise; costs are added up over clients "
+    '(sequential), or the largest of any client counts (parallel), or the '
+    'noise of all participants together hides an example (aggregate). joint: '
+    "both, by the clients' noise. split: both, each by a noise of its own.",
+    choices=mechanisms.LEVELS,
   )
   mechanism: str = options.option(
     'mean',
@@ -47,17 +47,17 @@ class Privacy:
   )
   noise_multiplier: Optional[float] = options.option(
     None,
-    "The noise's standard deviation. At client level that of the server, in "
+    "Standard deviation of the noise. At client level it is the server's, in "
     'units of the clip norm over the expected number of participants, by '
-    'default 2. Else that of each client, in units of the clip norm '
+    "default 2. At other levels it is each client's, in units of the clip norm "
     '(--clipping=batch, by default 0.3) or of the clip norm over the batch '
     'size (--clipping=example, by default 2). 0 trains without privacy.',
   )
   server_noise_multiplier: float = options.option(
     0.0,
-    "At the other levels, the server's own noise, in units of the clip norm "
-    'over the expected number of participants: on top of that of the clients '
-    '(instance_aggregate, joint), or counted on its own (split).',
+    "At the other levels: the server's own noise, in units of the clip norm "
+    "over the expected number of participants. It adds to the clients' noise "
+    '(instance_aggregate, joint) or is counted on its own (split).',
   )
   clip_norm: float = options.option(
     1.0, 'Updates, or gradients, are clipped to this norm.'
@@ -70,7 +70,7 @@ class Privacy:
   clipping: str = options.option(
     'batch',
     'Where examples are protected: clip the gradient of a batch as a whole, as '
-    'the paper does, or that of each example, as DP-SGD does.',
+    'the paper does, or the gradient of each example, as DP-SGD does.',
     choices=instance.CLIPPINGS,
   )
   example_accounting: Optional[str] = options.option(
@@ -81,11 +81,12 @@ class Privacy:
   )
   joint_reference: str = options.option(
     'zero',
-    'With --level=joint, around what an absent client contributes noise.',
+    'With --level=joint: whether an absent client contributes noise around '
+    'zero or around the last released mean.',
     choices=('zero', 'last_mean'),
   )
   participation_probability: float = options.option(
-    0.5, 'Chance of a client to take part in a round.'
+    0.5, 'Chance that a client takes part in a round.'
   )
   sampling: str = options.option(
     'poisson',
@@ -99,9 +100,9 @@ class Privacy:
   )
   panel_examples: int = options.option(
     0,
-    'Where examples are protected: of each client of the panel, this many '
-    'examples are measured in every round. With 0 those that were drawn are, '
-    'and composition is by Hoelder.',
+    'Where examples are protected: this many examples of each client of the '
+    'panel are measured in every round. With 0 the drawn examples are '
+    "measured, and rounds are composed by Hoelder's inequality.",
   )
 
   def __post_init__(self) -> None:
@@ -125,30 +126,33 @@ class Accounting:
   )
   example_delta: Optional[float] = options.option(
     None,
-    'Delta of examples where clients are protected, too; by default the same.',
+    'Delta of examples where clients are protected, too; by default --delta.',
   )
   panel_size: Optional[int] = options.option(
     None,
-    'Clients that are measured in every round, taking part or not; by default '
-    'all, at most 100. With 0 only participants are, and composition is by '
-    'Hoelder.',
+    'Number of clients that are measured in every round, taking part or not; '
+    'by default all, at most 100. With 0 only participants are measured, and '
+    "rounds are composed by Hoelder's inequality.",
   )
   estimator: Optional[str] = options.option(
     None,
     'How the mean cost is bounded for the progress bar and the budget: '
-    "student_t is the paper's and rests on its assumption; the others hold for "
-    'all distributions. By default betting for clients and bernstein for '
+    "student_t is the paper's and rests on its assumption; betting and "
+    'bernstein hold for all distributions; population takes a panel of all '
+    'clients for everybody. By default betting for clients and bernstein for '
     'examples.',
-    choices=ESTIMATORS,
+    choices=mean_bounds.ESTIMATORS,
   )
   bdp_epsilon_budget: Optional[float] = options.option(
     None, 'Stop before the round that would exceed this Bayesian epsilon.'
   )
   example_bdp_epsilon_budget: Optional[float] = options.option(
-    None, 'The same for examples where clients are protected, too.'
+    None,
+    'Stop before the round that would exceed this Bayesian epsilon of '
+    'examples, where clients are protected, too.',
   )
   dp_epsilon_budget: Optional[float] = options.option(
-    None, 'Record when this ordinary epsilon is spent, and go on.'
+    None, "Record the round in which DP's epsilon exceeds this, and go on."
   )
 
   def __post_init__(self) -> None:
@@ -177,7 +181,7 @@ class Schedule:
     'inprocess',
     "Where rounds run: in this process, on GPUs if there are any, or on TFF's "
     'C++ runtime, on CPUs.',
-    choices=tuple(engines.ENGINES),
+    choices=engines.ENGINES,
   )
   rounds: int = options.option(100, 'Train for at most this many rounds.')
   average_iterates: float = options.option(
@@ -204,7 +208,7 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class Seeds:
-  """What can be repeated."""
+  """What makes a run reproducible."""
 
   seed: int = options.option(
     0,
@@ -231,8 +235,8 @@ class Plan:
     client_count: N.
     algorithm: How clients and server learn.
     accounting: What is accounted for.
-    schedule: How many rounds, and where.
-    seeds: What can be repeated.
+    schedule: How many rounds run, and by which engine.
+    seeds: What makes the run reproducible.
     sampling: 'poisson' or 'fixed_size'; see `Sampler`.
     secure_aggregation: Whether clients report costs by secure sums.
   """
@@ -256,7 +260,7 @@ class Plan:
     algorithm: algorithm_lib.Algorithm,
     **groups: Any,
   ) -> 'Plan':
-    """Makes the plan of a run from options, and from what the data are.
+    """Makes the plan of a run from options and from the data.
 
     Args:
       data: The clients' data.
@@ -287,6 +291,14 @@ class Plan:
       raise ValueError(
         'A panel of examples needs a panel of clients. Found panel_size = 0 '
         f'with panel_examples = {local.panel_examples}.'
+      )
+    if self.accounting.estimator == 'population' and (
+      self.mechanism.units != ('client',) or self.panel_size < self.client_count
+    ):
+      raise ValueError(
+        'estimator=population takes the panel for everybody: it is for client '
+        f'privacy, with all {self.client_count} clients in the panel. Found '
+        f'panel_size = {self.panel_size}.'
       )
     if self.secure_aggregation:
       self._check_secure()
@@ -348,7 +360,7 @@ class Plan:
     Args:
       model_fn: Makes a Keras model whose outputs are logits.
       data: The clients' data.
-      **options: What only this engine takes.
+      **options: Further arguments that this engine takes.
     """
     self.check_data(data.client_count)
     return engines.create(
@@ -364,7 +376,7 @@ class Plan:
     )
 
   def check_data(self, client_count: int) -> None:
-    """Raises ValueError if there are other clients than planned for."""
+    """Raises ValueError if the number of clients is not the planned one."""
     if client_count != self.client_count:
       raise ValueError(
         f'The plan is for {self.client_count} clients; the data are of '
@@ -372,7 +384,7 @@ class Plan:
       )
 
   def is_panel(self, unit: str) -> bool:
-    """Whether a unit's distances are those of a panel."""
+    """Whether a unit is measured on a panel."""
     return self.mechanism.is_panel(unit, self.panel_size)
 
   def accountant(self, unit: str) -> accountant_lib.BayesianAccountant:
@@ -400,7 +412,7 @@ class Plan:
     return {unit: self.accountant(unit) for unit in self.mechanism.units}
 
   def reporting(self) -> Mapping[str, events.Reporting]:
-    """Returns how each unit's costs are bounded where they are reported."""
+    """Returns how clients bound each unit's costs in secure aggregation."""
     return {
       unit: accountant.reporting(self.delta_of(unit))
       for unit, accountant in self.accountants().items()
@@ -420,7 +432,7 @@ class Plan:
     return self.accounting.example_bdp_epsilon_budget
 
   def settings(self) -> dict[str, Any]:
-    """Returns all that determines the run, by name, as plain data."""
+    """Returns everything that determines the run, by name, as plain data."""
     mechanism = dataclasses.asdict(self.mechanism)  # type: ignore[call-overload]
     groups = (self.algorithm, self.accounting, self.schedule, self.seeds)
     return {

@@ -1,4 +1,4 @@
-"""All that a run has done so far, in memory and in its checkpoint."""
+"""Everything that a run has done so far, in memory and in its checkpoint."""
 
 import dataclasses
 import pathlib
@@ -24,16 +24,15 @@ class Progress:
   """What a run has done.
 
   Attributes:
-    state: The engine's.
-    accountants: With all rounds, by what they protect: 'client', 'example' or
-      both.
+    state: The state of the engine.
+    accountants: The accountant of each unit, with all rounds composed.
     rows: The metrics of every round.
     measurements: What was measured in every round.
-    events: What every round told the accountants.
+    events: The events of every round, by unit.
     dp_stop: Number and metrics of the last round within DP's budget, once it
       is spent.
     stopped: Why training ended before its last round, if it did.
-    averaged: The averaged weights, if they are.
+    averaged: The average of the weights of all rounds, if the plan wants it.
   """
 
   state: Any
@@ -55,13 +54,13 @@ class Progress:
     return len(self.rows)
 
   def weights(self, engine: engines.Engine) -> list[np.ndarray]:
-    """Returns the weights to be used, averaged if they are."""
+    """Returns the weights to evaluate and save: the average, if there is."""
     if self.averaged is not None:
       return self.averaged
     return engine.model_weights(self.state)
 
   def events_of(self, unit: str) -> list[dp_accounting.DpEvent]:
-    """Returns what a unit's accountant was told, one event a round."""
+    """Returns the events of a unit's accountant, one for each round."""
     return [events[unit] for events in self.events]
 
 
@@ -104,8 +103,8 @@ def restore(
 ) -> Progress:
   """Reads the checkpoint.
 
-  More rounds than planned for at first may follow, where the accountants did
-  not have to know how many there would be.
+  The plan may have another number of rounds than the checkpoint, if no
+  accountant had to know that number in advance.
 
   Raises:
     ValueError: It is damaged, or of other settings.

@@ -25,13 +25,13 @@ def open_log(
   units: Sequence[str],
   rows: Sequence[Mapping[str, Any]],
 ) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-  """Opens the log of a run; yields what adds a row.
+  """Opens the log of a run; yields a function that adds a row.
 
-  Both are written anew with the known rows: a run that was killed may have
-  logged rounds that its checkpoint does not have.
+  Both files are written anew with the known rows: a run that was killed may
+  have logged rounds that its checkpoint does not have.
 
   Args:
-    directory: Of the run.
+    directory: The directory of the run.
     units: What is protected; the second one has columns of its own.
     rows: The rounds that are done.
   """
