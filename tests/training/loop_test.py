@@ -33,6 +33,9 @@ def test_a_run_leaves_a_row_a_round_with_all_that_is_protected(whole, level):
     names |= {'example_dp_epsilon', 'example_bdp_epsilon'}
   assert {name for name in done.rows[0] if 'epsilon' in name} == names
   assert tuple(done.accountants) == runs.UNITS[level]
+  for unit, accountant in done.accountants.items():
+    relation = runs.plan(level).mechanism.relation(unit)
+    assert accountant.neighboring_relation == relation
   assert all(0 < done.rows[-1][name] < np.inf for name in names)
 
 
@@ -148,8 +151,9 @@ def test_a_round_in_which_all_fail_stops_with_an_error(tmp_path):
 
 def test_averaged_weights_are_evaluated_and_kept(tmp_path):
   seen, states = [], []
-  runner, plan = runs.engine('client'), runs.plan(
-    'client', average_iterates=0.8, evaluate_every=1
+  runner, plan = (
+    runs.engine('client'),
+    runs.plan('client', average_iterates=0.8, evaluate_every=1),
   )
 
   def evaluate(weights):
@@ -178,7 +182,7 @@ def test_an_engine_of_other_data_is_refused_before_any_round(tmp_path):
   runner = runs.engine('client')
   plan = runs.plan('client')
   other = type(plan)(plan.mechanism, 9, accounting=plan.accounting)
-  with pytest.raises(ValueError, match='plan is for 9 clients.* of 8'):
+  with pytest.raises(ValueError, match=r'plan is for 9 clients.* of 8'):
     loop.train(runner, other, runs.evaluator().evaluate, tmp_path)
   assert not list(tmp_path.iterdir())
 

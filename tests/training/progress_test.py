@@ -19,9 +19,11 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(
   whole, level, rounds, tmp_path
 ):
   runner = runs.engine(level)
-  with runs.interrupted(runner, rounds, middle=rounds == 2) as done:
-    with pytest.raises(KeyboardInterrupt):
-      runs.train(level, tmp_path)
+  with (
+    runs.interrupted(runner, rounds, middle=rounds == 2) as done,
+    pytest.raises(KeyboardInterrupt),
+  ):
+    runs.train(level, tmp_path)
   # Interrupted between two checkpoints, or in the middle of a round: what is
   # done is kept, and nothing is done again.
   with runs.interrupted(runner, runs.ROUNDS - len(done)):
@@ -50,9 +52,11 @@ def test_an_interrupt_while_evaluating_loses_that_round_only(whole, tmp_path):
 
 def test_an_interrupt_in_the_first_round_leaves_nothing_to_resume(tmp_path):
   runner = runs.engine('client')
-  with runs.interrupted(runner, 0, middle=True):
-    with pytest.raises(KeyboardInterrupt):
-      runs.train('client', tmp_path)
+  with (
+    runs.interrupted(runner, 0, middle=True),
+    pytest.raises(KeyboardInterrupt),
+  ):
+    runs.train('client', tmp_path)
   assert not (tmp_path / progress.CHECKPOINT_FILE).exists()
   assert runs.train('client', tmp_path, rounds=1).round_number == 1
 
@@ -96,9 +100,11 @@ def test_averages_and_the_stop_of_dp_are_resumed(whole, tmp_path):
   changes = {'average_iterates': 0.7, 'dp_epsilon_budget': budget}
   wanted = runs.train('client', tmp_path / 'whole', **changes)
   assert wanted.dp_stop['round'] == 2
-  with runs.interrupted(runs.engine('client'), 4):
-    with pytest.raises(KeyboardInterrupt):
-      runs.train('client', tmp_path / 'cut', **changes)
+  with (
+    runs.interrupted(runs.engine('client'), 4),
+    pytest.raises(KeyboardInterrupt),
+  ):
+    runs.train('client', tmp_path / 'cut', **changes)
   found = runs.train('client', tmp_path / 'cut', resume=True, **changes)
   runs.check_same(found, wanted)
   assert found.averaged is not None
@@ -156,7 +162,9 @@ def test_where_hoelder_had_to_know_the_rounds_they_cannot_be_changed(
   level, tmp_path
 ):
   runs.train(level, tmp_path, rounds=4)
-  with pytest.raises(ValueError, match='planned for 4 rounds.*With a panel it'):
+  with pytest.raises(
+    ValueError, match=r'planned for 4 rounds.*With a panel it'
+  ):
     runs.train(level, tmp_path, resume=True)
 
 
@@ -207,9 +215,8 @@ def test_reported_costs_survive_a_checkpoint(level, tmp_path):
   plan = runs.plan(level, **changes)
   runner = _Reporter(plan)
   wanted = runs.train(level, tmp_path / 'whole', runner=runner, **changes)
-  with runs.interrupted(runner, 3):
-    with pytest.raises(KeyboardInterrupt):
-      runs.train(level, tmp_path / 'cut', runner=runner, **changes)
+  with runs.interrupted(runner, 3), pytest.raises(KeyboardInterrupt):
+    runs.train(level, tmp_path / 'cut', runner=runner, **changes)
   resumed = runs.train(
     level, tmp_path / 'cut', runner=runner, resume=True, **changes
   )

@@ -100,9 +100,7 @@ def plan(level, **changes):
     data(),
     options.from_flat(plan_lib.Privacy, values),
     options.from_flat(algorithm_lib.Algorithm, values),
-    **{
-      name: options.from_flat(kind, values) for name, kind in _GROUPS.items()
-    },
+    **{name: options.from_flat(kind, values) for name, kind in _GROUPS.items()},
   )
 
 
@@ -117,7 +115,9 @@ def evaluator():
   return evaluation.Evaluator(model(), data().features, data().labels)
 
 
-def train(level, directory, *, runner=None, resume=False, settings=None, **changes):
+def train(
+  level, directory, *, runner=None, resume=False, settings=None, **changes
+):
   return loop.train(
     runner or engine(level),
     plan(level, **changes),
