@@ -6,6 +6,7 @@ The recipes of the docs are written to files, imported and trained with.
 import importlib
 import pathlib
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -23,15 +24,13 @@ _REGISTRIES = (mechanisms.LEVELS, mean_bounds.ESTIMATORS, engines.ENGINES)
 def _add(tmp_path, monkeypatch):
   """Imports a recipe as a module; what it registers is taken out afterwards."""
   monkeypatch.syspath_prepend(tmp_path)
-  for registry in _REGISTRIES:
-    for name, value in registry.items():
-      monkeypatch.setitem(registry, name, value)
   before = [dict(registry) for registry in _REGISTRIES]
 
   def add(heading):
     section = _DOCS.read_text().split(f'### … {heading}\n')[1]
     (code, *_) = re.findall(r'```python\n(.*?)```', section, re.S)
-    name = f'added_{abs(hash(heading))}'
+    name = 'added_' + heading.partition(',')[0].replace(' ', '_')
+    sys.modules.pop(name, None)
     (tmp_path / f'{name}.py').write_text(code)
     importlib.invalidate_caches()
     return importlib.import_module(name)

@@ -255,6 +255,7 @@ def mechanism_of(level, algorithm, data, task=SMALL, **options):
     settings |= {
       'batch_size': batch_size,
       'total_examples': sum(data.holdings),
+      'smallest_holding': min(filter(None, data.holdings)),
       'local_steps': algorithm.local_steps(max(data.holdings), batch_size),
     }
   return LEVELS[level](**{**settings, **options})
@@ -262,6 +263,22 @@ def mechanism_of(level, algorithm, data, task=SMALL, **options):
 
 def sampler_of(data, seed=7):
   return sampling.Sampler(data.client_count, PARTICIPATION, seed=seed)
+
+
+class Spy:
+  """A process that keeps its metrics, which are all that the server learns."""
+
+  def __init__(self, process):
+    self.process = process
+    self.metrics = []
+
+  def __getattr__(self, name):
+    return getattr(self.process, name)
+
+  def next(self, *arguments):
+    output = self.process.next(*arguments)
+    self.metrics.append(output.metrics)
+    return output
 
 
 def make_engine(name, case, noise_seed: Optional[int] = NOISE_SEED, **options):
@@ -276,7 +293,7 @@ def make_engine(name, case, noise_seed: Optional[int] = NOISE_SEED, **options):
       unit: accountant.reporting(DELTA)
       for unit, accountant in accountants(case, mechanism, panel=()).items()
     }
-  return ENGINES[name](
+  runner = ENGINES[name](
     parts.task.model,
     data,
     mechanism=mechanism,
@@ -285,6 +302,9 @@ def make_engine(name, case, noise_seed: Optional[int] = NOISE_SEED, **options):
     noise_seed=noise_seed,
     **options,
   )
+  if name == 'secure':
+    runner._process = Spy(runner._process)
+  return runner
 
 
 engine = functools.cache(make_engine)
@@ -328,8 +348,8 @@ def rounds(name, case):
 
 @functools.cache
 def rounds_without_panel(name, case):
-  """Runs the first rounds of a case, without a panel."""
-  return run(engine(name, case), ALL_CASES[case].task.cohorts[:4])
+  """Runs two rounds of a case without a panel: of several, and of one."""
+  return run(engine(name, case), ALL_CASES[case].task.cohorts[:2])
 
 
 def flat(runner, state):
