@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tests.engines import cases
 from tf_bdp.learning import example_batches
+from tf_bdp.mechanisms import base
 from tf_bdp.ops import noise as noise_lib
 
 _LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -119,11 +120,12 @@ def private_update(case, mechanism, work, weights, number, client):
   deviation = mechanism.noise_multiplier * clip_norm
   if mechanism.clipping == 'example':
     deviation /= mechanism.batch_size
-  after, moves = weights, None
+  after, moves = weights, []
   for step in range(draw.step_count):
     batch = set(draw.indices[draw.drawn[step]].tolist())
     quiet = clipped_batch(after, sorted(batch))
-    if step == 0:
+    # Those of a large task would take long, and nobody asks for them.
+    if step == 0 and case.task is cases.SMALL:
       measured = draw.indices[draw.measured[0]].tolist()
       others = [clipped_batch(after, sorted(batch ^ {x})) for x in measured]
       moves = [np.sum((quiet - other) ** 2) for other in others]
@@ -199,7 +201,7 @@ def round_of(name, number):
   released = mean
   # Where clients add noise and nobody came, the mechanism releases nothing.
   if deviation and (present or case.level in ('mean', 'sum', 'split')):
-    released = _noised(mean, deviation, number, noise_lib.UPDATE_NOISE)
+    released = _noised(mean, deviation, number, base.UPDATE_NOISE)
   distances = []
   for client in panel:
     moved = 0.0
@@ -227,7 +229,7 @@ def round_of(name, number):
       np.array([below - len(present) / 2]),
       count_deviation,
       number,
-      noise_lib.COUNT_NOISE,
+      base.COUNT_NOISE,
     )[0]
     share = below / cases.CLIENTS_PER_ROUND + 0.5
     quantile = case.options['adaptive'].quantile

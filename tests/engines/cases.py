@@ -194,11 +194,17 @@ _INPROCESS, _SECURE = ('inprocess',), ('inprocess', 'secure')
 
 CASES = {
   'mean_quiet': Case('mean', _sgd(), {'noise_multiplier': 0.0}),
-  'mean': Case('mean', _sgd(momentum=0.6, learning_rate_decay=0.9), _ADAPTIVE),
-  'mean_steps': Case('mean', _avg(momentum=0.6, client_epochs=2), _NOISE),
-  'mean_subset': Case(
-    'mean', _sgd(client_loss='balanced', examples_per_round=4), _NOISE
+  'mean': Case(
+    'mean',
+    _sgd(
+      momentum=0.6,
+      learning_rate_decay=0.9,
+      client_loss='balanced',
+      examples_per_round=4,
+    ),
+    _ADAPTIVE,
   ),
+  'mean_steps': Case('mean', _avg(momentum=0.6, client_epochs=2), _NOISE),
   'sum': Case('sum', _sgd(momentum=0.6, client_loss='calibrated'), _NOISE),
   'sum_steps': Case('sum', _avg(client_epochs=2), _ADAPTIVE),
   'sequential': Case('sequential', _sgd(), _OWN),

@@ -125,7 +125,7 @@ def test_a_round_releases_what_its_definition_says(name, case, number):
     )
 
 
-@pytest.mark.parametrize('case', [c for c in cases.CASES if 'subset' not in c])
+@pytest.mark.parametrize('case', list(cases.CASES))
 def test_some_updates_are_clipped_and_some_are_not(case):
   clients = by_hand.round_of(case, 0).clients.values()
   norms = [np.linalg.norm(part.sent) for part in clients if part.usable]
@@ -170,6 +170,27 @@ def test_distances_of_clients_are_those_of_rounds_with_and_without(
     np.testing.assert_allclose(
       np.sqrt(found), np.sqrt(wanted.squared_distances), rtol=1e-3, atol=1e-4
     )
+
+
+@pytest.mark.parametrize(
+  'case',
+  [
+    case
+    for name, case in cases.cases_of('mean', 'sum', 'joint', 'split')
+    if name == 'inprocess' and not cases.ALL_CASES[case].panel_examples
+    if case in cases.CASES
+  ],
+)
+def test_participants_are_measured_with_a_panel_as_without(case):
+  panel = cases.rounds('inprocess', case)[0].measurements
+  alone = cases.rounds_without_panel('inprocess', case)[0].measurements
+  assert panel.panel and not alone.panel
+  assert np.all(alone.taking_part)
+  cohort = cases.SMALL.cohorts[0]
+  for member, squared in zip(cases.SMALL.panel, panel.squared_measures):
+    if member in cohort:
+      own = alone.squared_measures[cohort.index(member)]
+      assert own == pytest.approx(squared, rel=1e-4)
 
 
 @pytest.mark.parametrize('number', range(4))

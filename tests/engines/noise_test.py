@@ -35,17 +35,18 @@ def _wide_model():
   )
 
 
-def _data():
+@functools.cache
+def _data(feature=0.0):
   # Features of zero have gradients of zero, so that all is noise.
   return federated_data.FederatedData(
-    np.zeros((24, 1), np.float32),
+    np.full((24, 1), feature, np.float32),
     np.zeros(24, np.int64),
     np.split(np.arange(24), 4),
   )
 
 
 @functools.cache
-def _engine(name, case, noise_seed=None, kind=None):
+def _engine(name, case, noise_seed=None, kind=None, noise=_NOISE, feature=0.0):
   level, algorithm, options = _CASES[case]
   algorithm = algorithm_lib.Algorithm(
     algorithm, learning_rate=1.0, momentum=0.0, client_learning_rate=0.5
@@ -53,13 +54,13 @@ def _engine(name, case, noise_seed=None, kind=None):
   mechanism = cases.mechanism_of(
     kind or level,
     algorithm,
-    _data(),
-    noise_multiplier=_NOISE,
+    _data(feature),
+    noise_multiplier=noise,
     **{'clip_norm': _CLIP, **options},
   )
   return cases.ENGINES[name](
     _wide_model,
-    _data(),
+    _data(feature),
     mechanism=mechanism,
     algorithm=algorithm,
     sampler=cases.sampler_of(_data()),
@@ -141,17 +142,26 @@ def test_seeded_noise_is_as_good_as_unseeded_but_can_be_repeated(case):
   _check_independent([other, alone[0]])
 
 
-def test_the_noise_of_a_sum_is_that_of_a_mean():
-  noise = _released(_engine('inprocess', 'client', kind='sum'), (0, 1, 2))
-  scaled = noise / _deviation('client', 3)
-  assert stats.kstest(scaled, 'norm').pvalue > _LEVEL
+@pytest.mark.parametrize('kind', ['mean', 'sum'])
+def test_the_servers_noise_is_the_same_on_top_of_any_updates(kind):
+  loud, quiet = (
+    _engine('inprocess', 'client', kind=kind, noise=noise, feature=1.0)
+    for noise in (_NOISE, 0.0)
+  )
+  noises = []
+  for cohort in ((), (2,), (0, 1, 2, 3)):
+    update = _released(quiet, cohort)
+    assert bool(cohort) == np.any(update)
+    noises.append(_released(loud, cohort) - update)
+    scaled = noises[-1] / _deviation('client', len(cohort))
+    assert stats.kstest(scaled, 'norm').pvalue > _LEVEL
+    assert abs(np.var(scaled) - 1) < 5 * (2 / _WIDTH) ** 0.5
+  _check_independent(noises)
 
 
 @pytest.mark.parametrize('case', ['mean_steps', 'sum'])
 @pytest.mark.parametrize('name', ['inprocess', 'tff'])
-def test_the_servers_noise_does_not_depend_on_who_takes_part(name, case):
-  # Of all rounds by hand the noise is known: what is released without it is
-  # at most the clip norm times the clients, and a round of nobody is all noise.
+def test_rounds_without_anybody_still_release_noise(name, case):
   deviation = 3.0 * cases.SMALL.clip_norm / cases.CLIENTS_PER_ROUND
   noise = cases.released(name, case, 2) / deviation
   assert stats.kstest(noise, 'norm').pvalue > _LEVEL

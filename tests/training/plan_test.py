@@ -144,6 +144,14 @@ def test_composition_is_by_panels_where_there_are_and_else_by_hoelder(level):
     assert settings['estimator'] == 'student_t'
 
 
+def test_without_a_panel_clients_are_composed_by_hoelder():
+  plan = runs.plan('client', panel_size=0)
+  settings = plan.accountant('client').settings
+  assert not plan.is_panel('client')
+  assert settings['composition'] == 'holder'
+  assert settings['total_rounds'] == runs.ROUNDS
+
+
 def test_accountants_are_for_the_relation_of_the_mechanism():
   relations = dp_accounting.NeighboringRelation
   for level, unit, _ in runs.LEVELS_AND_UNITS:
