@@ -38,7 +38,12 @@ def test_a_registered_data_set_is_learnt_by_the_script(tmp_path):
   result = scripts.run(
     'train',
     *('--dataset=clouds', '--clients=50', '--rounds=30', '--seed=1'),
-    *('--noise_multiplier=0.1', '--learning_rate=0.3', '--evaluate_every=30'),
+    *(
+      '--noise_multiplier=0.1',
+      '--noise_seed=1',
+      '--learning_rate=0.3',
+      '--evaluate_every=30',
+    ),
     f'--report_dir={tmp_path}',
   )
   assert result.code == 0, result.errors
