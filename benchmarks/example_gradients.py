@@ -6,7 +6,6 @@ alone, and a pass backward for each example. All in this process, in turn; the
 fastest of several runs counts.
 """
 
-import os
 import resource
 from typing import Any, Callable
 
@@ -16,18 +15,18 @@ from absl import app, flags
 
 from benchmarks import rounds, timing
 from experiments import models
-from tf_bdp.learning import algorithm as algorithm_lib
+from tf_bdp.learning import losses
 from tf_bdp.ops import example_gradients
 
 _EACH = flags.DEFINE_bool(
   'each', True, 'Whether to time a pass for each example as well.'
 )
+_RUNS = flags.DEFINE_integer('runs', 30, 'Runs of each.')
 _MODELS = {
   'mnist_cnn': lambda: models.mnist_cnn(0),
   'larger CNN': rounds.large_model,
 }
 _BATCHES = (('mnist_cnn', 32), ('mnist_cnn', 600), ('larger CNN', 64))
-_REPEATS = 30
 
 
 def _batch(size: int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -40,7 +39,7 @@ def _bare_gradient(model: tf.keras.Model) -> Callable[..., Any]:
   @tf.function
   def gradient(features: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
     with tf.GradientTape() as tape:
-      loss = algorithm_lib.mean_loss(labels, model(features, training=True))
+      loss = losses.mean_loss(labels, model(features, training=True))
     return tape.gradient(loss, model.trainable_variables)
 
   return gradient
@@ -81,7 +80,7 @@ def _compare(name: str, size: int) -> None:
     )
   seconds = timing.fastest_in_turn(
     {key: _run(function, batch) for key, function in functions.items()},
-    _REPEATS,
+    _RUNS.value,
   )
   bare = seconds["the batch's gradient alone"]
   print(f'\n{name}, {size} examples: milliseconds, ratio to the first')
@@ -115,5 +114,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   app.run(main)

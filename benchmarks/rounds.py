@@ -6,7 +6,6 @@ as one batch, and TFF's own `build_fed_sgd` with `gaussian_fixed`. All in this
 process, in turn; the fastest of several runs counts.
 """
 
-import os
 import resource
 import subprocess
 import sys
@@ -19,13 +18,11 @@ from absl import app, flags
 
 from benchmarks import timing
 from experiments import models
-from tf_bdp.accounting import BayesianAccountant
-from tf_bdp.engines import base as engine_lib
-from tf_bdp.engines import in_process as inprocess_engine
-from tf_bdp.learning import algorithm as algorithm_lib
-from tf_bdp.learning import federated_data
-from tf_bdp.mechanisms import client as mechanism_lib
-from tf_bdp.mechanisms import instance as instance_mechanism
+from tf_bdp import accounting, mechanisms, training
+from tf_bdp.engines import base as engines
+from tf_bdp.engines import client_updates, in_process
+from tf_bdp.learning import algorithm, federated_data, losses
+from tf_bdp.mechanisms import base as mechanism_base
 
 _TFF = flags.DEFINE_bool('tff', True, 'Whether to time TFF as well.')
 _BARE_ONLY = flags.DEFINE_bool(
@@ -52,70 +49,52 @@ def _data(
 
 def _engine(
   data: federated_data.FederatedData,
-  kind: str = 'mean',
+  mechanism: mechanisms.Mechanism,
   model_fn: Callable[[], tf.keras.Model] = lambda: models.mnist_cnn(0),
-) -> inprocess_engine.InProcessEngine:
-  mechanism = mechanism_lib.GaussianMechanism(kind, 1.0, 1.0, 1.0, _CLIENTS)
-  return inprocess_engine.InProcessEngine(
-    model_fn, data, mechanism, algorithm_lib.Algorithm(learning_rate=0.1)
+) -> in_process.InProcessEngine:
+  plan = training.Plan(
+    mechanism,
+    data.client_count,
+    algorithm.Algorithm(learning_rate=0.1, momentum=0.0),
   )
+  engine = plan.engine(model_fn, data)
+  assert isinstance(engine, in_process.InProcessEngine)
+  return engine
 
 
-def _account(
-  engine: inprocess_engine.InProcessEngine, output: engine_lib.RoundOutput
-) -> float:
-  event = engine.mechanism.event(
-    output.panel_squared_measures,
-    output.panel_taking_part,
-    output.participants,
-    output.clip_norm,
-    panel=True,
-  )
-  return BayesianAccountant().compose(event).get_epsilon(1e-3)
+def _client_level(kind: str = 'mean') -> mechanisms.ClientMechanism:
+  return mechanisms.ClientMechanism(kind, 1.0, 1.0, 1.0, _CLIENTS)
 
 
-def _private_round(
-  engine: inprocess_engine.InProcessEngine,
-) -> Callable[[], object]:
-  """A round with all distances, accounted for."""
-  state, everybody = engine.initial_state(), list(range(_CLIENTS))
-  return lambda: _account(
-    engine, engine.run_round(state, 0, everybody, everybody)
-  )
-
-
-def _instance_round(
-  data: federated_data.FederatedData, clipping: str
-) -> Callable[[], object]:
-  """A round with the distances of all examples, accounted for."""
-  mechanism = instance_mechanism.InstanceMechanism(
-    'instance_parallel',
+def _instance_level(clipping: str) -> mechanisms.InstanceMechanism:
+  return mechanisms.InstanceMechanism(
+    'parallel',
     noise_multiplier=1.0,
     clip_norm=1.0,
     batch_size=_EXAMPLES,  # All of a client's.
     participation_probability=1.0,
-    expected_clients=_CLIENTS,
+    clients_per_round=_CLIENTS,
     total_examples=_CLIENTS * _EXAMPLES,
     clipping=clipping,
   )
-  engine = inprocess_engine.InProcessEngine(
-    lambda: models.mnist_cnn(0),
-    data,
-    mechanism,
-    algorithm_lib.Algorithm(learning_rate=0.1),
-  )
-  state, everybody = engine.initial_state(), list(range(_CLIENTS))
 
-  def run() -> float:
-    output = engine.run_round(state, 0, everybody, [])
-    assert output.examples is not None
-    event = mechanism.example_event(output.examples, output.participants)
-    accountant = BayesianAccountant(
+
+def _account(done: engines.Round) -> float:
+  """Returns epsilon of a round, of clients in a panel or of examples."""
+  ((unit, event),) = done.events.items()
+  accountant = accounting.BayesianAccountant()
+  if unit == 'example':
+    accountant = accounting.BayesianAccountant(
       'holder', estimator='bernstein', total_rounds=100
     )
-    return accountant.compose(event).get_epsilon(1e-3)
+  return accountant.compose(event).get_epsilon(1e-3)
 
-  return run
+
+def _private_round(engine: in_process.InProcessEngine) -> Callable[[], object]:
+  """A round with all distances, accounted for."""
+  state, everybody = engine.initial_state(), list(range(_CLIENTS))
+  panel = everybody if 'client' in engine.mechanism.units else []
+  return lambda: _account(engine.run_round(state, 0, everybody, panel))
 
 
 def _bare_gradient(data: federated_data.FederatedData) -> Callable[[], object]:
@@ -127,7 +106,7 @@ def _bare_gradient(data: federated_data.FederatedData) -> Callable[[], object]:
   @tf.function
   def gradient() -> list[tf.Tensor]:
     with tf.GradientTape() as tape:
-      loss = algorithm_lib.LOSS(labels, model(features, training=True))
+      loss = losses.LOSS(labels, model(features, training=True))
     return tape.gradient(loss, model.trainable_variables)
 
   return lambda: [part.numpy() for part in gradient()]
@@ -148,7 +127,7 @@ def _tff_round(data: federated_data.FederatedData) -> Callable[[], object]:
   process = tff.learning.algorithms.build_fed_sgd(
     lambda: tff.learning.models.from_keras_model(
       models.mnist_cnn(0),
-      loss=algorithm_lib.LOSS,
+      loss=losses.LOSS,
       input_spec=datasets[0].element_spec,
     ),
     server_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),
@@ -166,10 +145,15 @@ def _compare() -> None:
   data = _data(_CLIENTS)
   rounds = {
     'bare gradient, one batch': _bare_gradient(data),
-    'private round, mean': _private_round(_engine(data, 'mean')),
-    'private round, sum': _private_round(_engine(data, 'sum')),
-    'instance level, by batch': _instance_round(data, 'batch'),
-    'instance level, by example': _instance_round(data, 'example'),
+    **{
+      name: _private_round(_engine(data, mechanism))
+      for name, mechanism in {
+        'private round, mean': _client_level('mean'),
+        'private round, sum': _client_level('sum'),
+        'instance level, by batch': _instance_level('batch'),
+        'instance level, by example': _instance_level('example'),
+      }.items()
+    },
   }
   if _TFF.value:
     rounds['TFF, gaussian_fixed'] = _tff_round(data)
@@ -189,24 +173,34 @@ def _compare() -> None:
 
 def _where_time_goes() -> None:
   data = _data(_CLIENTS)
-  engine = _engine(data)
+  engine = _engine(data, _client_level())
   state, everybody = engine.initial_state(), list(range(_CLIENTS))
-  output = engine.run_round(state, 0, everybody, everybody)
-  limit = tf.constant(1.0)
-  held = tuple(map(tf.constant, engine._held(0, everybody)))
-  updates = engine._chunk_graph(*held, limit)[0]
-  aggregate = tf.reduce_mean(updates, 0).numpy()
+  done = engine.run_round(state, 0, everybody, everybody)
+  inputs = client_updates.RoundInputs(
+    0, state.aggregation.clip_norm, state.last_mean
+  )
+
+  def compute() -> list[client_updates.Chunk]:
+    return [chunk for _, chunk in engine._updates.chunks(inputs, everybody)]
+
+  updates = [chunk.updates for chunk in compute()]
+  total = np.sum(np.concatenate(updates), 0)
+  sums = mechanism_base.Sums([total], np.float32(_CLIENTS), np.float32(0))
+
+  def step() -> object:
+    released = engine._aggregation.release(
+      state.aggregation, sums, lambda *noised: engine._noised(0, *noised)
+    )
+    return engine._next_state(state, 0, released)
 
   parts: dict[str, Callable[[], object]] = {
     'whole round': lambda: engine.run_round(state, 0, everybody, everybody),
-    'gradients and clipping': lambda: engine._chunk_graph(*held, limit),
+    'gradients and clipping': compute,
     'distances from the mean': lambda: engine._deviations(
-      everybody, 0, state, aggregate, [updates]
+      everybody, inputs, total / _CLIENTS, updates
     ),
-    'noise and step': lambda: engine._next_state(
-      state, 0, aggregate, 0.0, _CLIENTS
-    ),
-    'accounting, with epsilon': lambda: _account(engine, output),
+    'noise and step': step,
+    'accounting, with epsilon': lambda: _account(done),
   }
   print('\nWhere the time of a round goes (seconds):')
   for name, value in timing.fastest_in_turn(parts, _REPEATS.value).items():
@@ -216,7 +210,7 @@ def _where_time_goes() -> None:
 def _many_clients() -> None:
   print('\n100 participants of N clients (seconds a participant, memory):')
   for clients in (100, 1000, 10_000):
-    engine = _engine(_data(clients), 'mean')
+    engine = _engine(_data(clients), _client_level())
     state = engine.initial_state()
     chosen = list(range(0, clients, clients // 100))
     run = {'': lambda e=engine, s=state, c=chosen: e.run_round(s, 0, c, [])}
@@ -245,7 +239,7 @@ def large_model() -> tf.keras.Model:
 
 def _memory() -> None:
   data = _data(_CLIENTS, 10)
-  engine = _engine(data, 'mean', large_model)
+  engine = _engine(data, _client_level(), large_model)
   state, everybody = engine.initial_state(), list(range(_CLIENTS))
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   start = time.perf_counter()
@@ -265,7 +259,7 @@ def main(argv: list[str]) -> None:
     bare = {'': _bare_gradient(_data(_CLIENTS))}
     print(timing.fastest_in_turn(bare, _REPEATS.value)[''])
     return
-  inprocess_engine.compute_clients_in_parallel()
+  in_process.compute_clients_in_parallel()
   _memory()  # First: peaks only rise.
   _many_clients()
   _where_time_goes()
@@ -273,5 +267,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   app.run(main)

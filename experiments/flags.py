@@ -33,7 +33,8 @@ def define(heading: str, kind: type) -> None:
     (value_type, *_) = typing.get_args(value_type) or (value_type,)
     flag: flags.Flag
     if choices is not None:
-      flag = flags.EnumFlag(name, field.default, text, list(choices))
+      # Not a copy: what is registered later is a choice, too.
+      flag = flags.EnumFlag(name, field.default, text, choices)
     elif value_type is bool:
       flag = flags.BooleanFlag(name, field.default, text)
     else:

@@ -127,6 +127,12 @@ def make(
   )
 
 
+def digest(settings: run.Settings) -> str:
+  """Returns by what a run is known."""
+  text = json.dumps(settings.determining(), sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
 def summary_of(
   settings: run.Settings, places: Places, name: str, examples: bool = True
 ) -> Summary:
@@ -138,16 +144,14 @@ def summary_of(
     name: Part of its folder's name, for people.
     examples: Whether to account for examples, which takes long.
   """
-  values = settings.determining()
-  text = json.dumps(values, sort_keys=True)
-  digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-  known = sorted(places.work_dir.glob(f'*-{digest}'))
-  directory = known[0] if known else places.work_dir / f'{name}-{digest}'
+  known = sorted(places.work_dir.glob(f'*-{digest(settings)}'))
+  new = places.work_dir / f'{name}-{digest(settings)}'
+  directory = known[0] if known else new
   path = directory / _SUMMARY_FILES[examples]
   if not path.exists():
     print(f'Training {directory.name} ({settings.schedule.rounds} rounds)')
     outcome = run.run(settings, directory, resume=True)
-    summary = _summarise(values, outcome, examples)
+    summary = _summarise(settings.determining(), outcome, examples)
     temporary = path.with_suffix('.part')
     temporary.write_text(json.dumps(summary._asdict()), encoding='utf-8')
     temporary.replace(path)

@@ -2,13 +2,16 @@
 
 import dataclasses
 import pathlib
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments import tasks
 from tf_bdp import options, validation
 from tf_bdp.learning import algorithm as algorithm_lib
 from tf_bdp.training import plan as plan_lib
 from tf_bdp.training import progress as progress_lib
+
+if TYPE_CHECKING:
+  from tf_bdp.learning import federated_data
 
 # What may differ between a run and its continuation.
 PLACES = ('data_dir', 'resnet50_weights', 'cache_dir')
@@ -37,6 +40,17 @@ class Settings:
 
   def __post_init__(self) -> None:
     validation.check_positive_integer('clients', self.data.clients)
+
+  def plan(self, data: 'federated_data.FederatedData') -> plan_lib.Plan:
+    """Returns the plan of the run on some data."""
+    return plan_lib.Plan.of(
+      data,
+      self.privacy,
+      self.algorithm,
+      accounting=self.accounting,
+      schedule=self.schedule,
+      seeds=self.seeds,
+    )
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the settings by name."""
@@ -75,35 +89,24 @@ def run(
   from tf_bdp.engines import in_process
   from tf_bdp.training import evaluation, loop
 
-  if settings.schedule.engine == 'inprocess' and (
-    settings.algorithm.name == 'fed_sgd'
-  ):
+  fed_sgd = settings.algorithm.name == 'fed_sgd'
+  if settings.schedule.engine == 'inprocess' and fed_sgd:
     in_process.compute_clients_in_parallel()
   if overwrite and not resume:
     (directory / progress_lib.CHECKPOINT_FILE).unlink(missing_ok=True)
-  options_of_data, seed = settings.data, settings.seeds.seed
-  make = tasks.TASKS[options_of_data.dataset]
-  dataset, model_fn = make(options_of_data, settings.model, seed)
-  if options_of_data.evaluate_on == 'validation':
-    dataset = datasets.hold_out_validation(
-      dataset, options_of_data.validation_share, seed
-    )
+  how, seed = settings.data, settings.seeds.seed
+  dataset, model_fn = tasks.TASKS[how.dataset](how, settings.model, seed)
+  if how.evaluate_on == 'validation':
+    dataset = datasets.hold_out_validation(dataset, how.validation_share, seed)
   data = partition.split(
     dataset,
-    options_of_data.partition,
-    options_of_data.clients,
-    options_of_data.examples_per_client,
+    how.partition,
+    how.clients,
+    how.examples_per_client,
     seed,
-    dirichlet_beta=options_of_data.dirichlet_beta,
+    dirichlet_beta=how.dirichlet_beta,
   )
-  plan = plan_lib.Plan.of(
-    data,
-    settings.privacy,
-    settings.algorithm,
-    accounting=settings.accounting,
-    schedule=settings.schedule,
-    seeds=settings.seeds,
-  )
+  plan = settings.plan(data)
   engine = plan.engine(model_fn, data)
   evaluator = evaluation.Evaluator(
     model_fn(), dataset.test_features, dataset.test_labels

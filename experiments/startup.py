@@ -6,6 +6,8 @@ import sys
 import warnings
 from typing import Callable
 
+from absl import logging as absl_logging
+
 from experiments import flags
 from tf_bdp.analysis import command_line
 
@@ -22,13 +24,10 @@ def start(main: Callable[[], None], to_go_on: str) -> None:
     print(flags.help_text(sys.modules['__main__'].__doc__))
     sys.exit(0)
   arguments = command_line.parse_flags(sys.argv)
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  silence_tensorflow()
   # TensorFlow has it off on processors without AVX-512, where convolutions then
   # take three times as long.
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
-  for name in ('tensorflow', 'absl'):
-    logging.getLogger(name).setLevel(logging.ERROR)
-  warnings.filterwarnings('ignore', 'pkg_resources is deprecated')
   try:
     command_line.call(main, arguments)
   except RuntimeError as error:
@@ -36,3 +35,11 @@ def start(main: Callable[[], None], to_go_on: str) -> None:
   except KeyboardInterrupt:
     print(f'\nInterrupted. To go on: {to_go_on}.', file=sys.stderr)
     sys.exit(130)
+
+
+def silence_tensorflow() -> None:
+  """Hides all but errors; to be called before TensorFlow is imported."""
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  logging.getLogger('tensorflow').setLevel(logging.ERROR)
+  absl_logging.set_verbosity(absl_logging.ERROR)
+  warnings.filterwarnings('ignore', 'pkg_resources is deprecated')

@@ -10,74 +10,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from tf_bdp import options
 
-TASKS: 'dict[str, Callable[[Data, Model, int], Task]]' = {}
-
-
-class Task(NamedTuple):
-  """Data, and what makes a model for them.
-
-  Attributes:
-    dataset: A `datasets.Dataset`.
-    model_fn: Makes a Keras model whose outputs are logits.
-  """
-
-  dataset: Any
-  model_fn: Callable[[], Any]
-
-
-def register(
-  *names: str,
-) -> 'Callable[[Callable[[Data, Model, int], Task]], Callable[..., Task]]':
-  """Enters a function of options and a seed into `TASKS`."""
-
-  def enter(
-    make: 'Callable[[Data, Model, int], Task]',
-  ) -> Callable[..., Task]:
-    TASKS.update(dict.fromkeys(names, make))
-    return make
-
-  return enter
-
-
-@register('digits', 'mnist')
-def _digits(data: 'Data', model: 'Model', seed: int) -> Task:
-  """Handwritten digits, and a CNN."""
-  from experiments import datasets, models
-
-  return Task(
-    datasets.load(data.dataset, data.data_dir),
-    functools.partial(
-      models.mnist_cnn,
-      seed,
-      model.activation,
-      model.filters,
-      model.kernel_size,
-      model.normalised,
-    ),
-  )
-
-
-@register('aptos')
-def _aptos(data: 'Data', model: 'Model', seed: int) -> Task:
-  """Retina images, and a ResNet-50 or its last layer."""
-  from experiments import datasets, features, models
-
-  if model.fine_tune == 'none':
-    return Task(
-      features.aptos_features(
-        data.data_dir,
-        model.resnet50_weights,
-        data.augmentation_versions,
-        cache_dir=data.cache_dir,
-      ),
-      functools.partial(models.aptos_head, seed),
-    )
-  return Task(
-    datasets.load(data.dataset, data.data_dir),
-    functools.partial(
-      models.resnet50, model.resnet50_weights, model.fine_tune, seed
-    ),
-  )
+TASKS: 'dict[str, _Make]' = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,3 +93,69 @@ class Model:
 
   def __post_init__(self) -> None:
     options.check_choices(self)
+
+
+class Task(NamedTuple):
+  """Data, and what makes a model for them.
+
+  Attributes:
+    dataset: A `datasets.Dataset`.
+    model_fn: Makes a Keras model whose outputs are logits.
+  """
+
+  dataset: Any
+  model_fn: Callable[[], Any]
+
+
+_Make = Callable[[Data, Model, int], Task]
+
+
+def register(*names: str) -> Callable[[_Make], _Make]:
+  """Enters a function of options and a seed into `TASKS`."""
+
+  def enter(make: _Make) -> _Make:
+    TASKS.update(dict.fromkeys(names, make))
+    return make
+
+  return enter
+
+
+@register('digits', 'mnist')
+def _digits(data: Data, model: Model, seed: int) -> Task:
+  """Handwritten digits, and a CNN."""
+  from experiments import datasets, models
+
+  return Task(
+    datasets.load(data.dataset, data.data_dir),
+    functools.partial(
+      models.mnist_cnn,
+      seed,
+      model.activation,
+      model.filters,
+      model.kernel_size,
+      model.normalised,
+    ),
+  )
+
+
+@register('aptos')
+def _aptos(data: Data, model: Model, seed: int) -> Task:
+  """Retina images, and a ResNet-50 or its last layer."""
+  from experiments import datasets, features, models
+
+  if model.fine_tune == 'none':
+    return Task(
+      features.aptos_features(
+        data.data_dir,
+        model.resnet50_weights,
+        data.augmentation_versions,
+        cache_dir=data.cache_dir,
+      ),
+      functools.partial(models.aptos_head, seed),
+    )
+  return Task(
+    datasets.load(data.dataset, data.data_dir),
+    functools.partial(
+      models.resnet50, model.resnet50_weights, model.fine_tune, seed
+    ),
+  )

@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from experiments import downloads, models
 from tests.experiments import aptos_folder
-from tf_bdp.learning import algorithm as algorithm_lib
+from tf_bdp.learning import losses
+from tf_bdp.learning import models as model_checks
 
 
 @pytest.fixture(name='weights', scope='module')
@@ -46,7 +47,7 @@ def test_a_bounded_activation_changes_the_layers_but_not_the_weights():
 
 def test_a_normalised_cnn_sees_neither_brightness_nor_contrast_of_an_image():
   model = models.mnist_cnn(3, activation='tanh', normalised=True)
-  algorithm_lib.check_model(model)
+  model_checks.check(model)
   images = np.random.default_rng(0).uniform(0, 1, (5, 28, 28, 1))
   np.testing.assert_array_equal(model(images), np.zeros((5, 10)))
   model.set_weights(
@@ -81,7 +82,7 @@ def test_initial_weights_are_given_by_the_seed(model_fn):
 
 def test_the_head_is_softmax_regression_on_scaled_features():
   model = models.aptos_head(0)
-  algorithm_lib.check_model(model)
+  model_checks.check(model)
   assert [v.shape for v in model.trainable_variables] == [(2048, 5), (5,)]
   features = np.random.default_rng(0).uniform(0, 3, (4, 2048))
   kernel, bias = model.get_weights()
@@ -93,7 +94,7 @@ def test_the_head_is_softmax_regression_on_scaled_features():
 
 def test_without_fine_tuning_the_network_is_the_head_on_its_features(weights):
   network = models.resnet50(weights, fine_tune='none', seed=5)
-  algorithm_lib.check_model(network)
+  model_checks.check(network)
   head = models.aptos_head(5)
   ours, theirs = network.trainable_variables, head.trainable_variables
   assert len(ours) == len(theirs) == 2
@@ -114,7 +115,7 @@ def test_without_fine_tuning_the_network_is_the_head_on_its_features(weights):
 
 def test_the_backbone_is_trained_with_its_normalisations_at_rest(weights):
   network = models.resnet50(weights, fine_tune='backbone')
-  algorithm_lib.check_model(network)
+  model_checks.check(network)
   # 53 convolutions and the last layer, each with weights and biases.
   assert len(network.trainable_variables) == 2 * 54
   averages = [v.numpy() for v in network.non_trainable_variables]
@@ -122,7 +123,7 @@ def test_the_backbone_is_trained_with_its_normalisations_at_rest(weights):
   images = _images()
   with tf.GradientTape() as tape:
     logits = network(images, training=True)
-    loss = algorithm_lib.mean_loss(tf.constant([0, 4], tf.int64), logits)
+    loss = losses.mean_loss(tf.constant([0, 4], tf.int64), logits)
   gradients = tape.gradient(loss, network.trainable_variables)
   assert all(np.any(gradient) for gradient in gradients[::2])
   np.testing.assert_allclose(
@@ -135,7 +136,7 @@ def test_the_backbone_is_trained_with_its_normalisations_at_rest(weights):
 def test_trained_normalisations_are_refused_by_name(weights):
   network = models.resnet50(weights, fine_tune='backbone_with_batch_norm')
   with pytest.raises(ValueError, match="Layer 'conv1_bn' is a batch normalis"):
-    algorithm_lib.check_model(network)
+    model_checks.check(network)
 
 
 def test_an_unknown_way_of_fine_tuning_gets_a_sentence(weights):

@@ -1,11 +1,7 @@
 """A tiny pass through the tables and figures of the paper."""
 
 import csv
-import dataclasses
 import functools
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -22,17 +18,20 @@ from experiments import (
   tables,
   tuning,
 )
-
-_ROOT = pathlib.Path(__file__).parents[2]
-_MNIST = _ROOT.parent / 'shared/data/tensorflow_datasets'
-_MNIST_DIR = str(_MNIST) if _MNIST.exists() else None
-
+from tests.experiments import scripts
+from tf_bdp.training import evaluation
 
 _load_once = functools.cache(datasets.load)
 
 
+@pytest.fixture(name='kept_runs', scope='module')
+def _kept_runs(tmp_path_factory):
+  """Where all tests keep their runs: what two of them share is trained once."""
+  return tmp_path_factory.mktemp('runs')
+
+
 @pytest.fixture(name='places')
-def _places(tmp_path, monkeypatch):
+def _places(kept_runs, monkeypatch):
   # Features as of a network; the network itself has tests of its own.
   def stand_in(data_dir, weights, versions=4, seed=0, cache_dir='', **options):
     generator = np.random.default_rng(0)
@@ -45,46 +44,62 @@ def _places(tmp_path, monkeypatch):
 
   monkeypatch.setattr(features, 'aptos_features', stand_in)
   monkeypatch.setattr(datasets, 'load', _load_once)
-  return jobs.Places(_MNIST_DIR, 'aptos', 'weights', 'cache', tmp_path / 'runs')
+  monkeypatch.setattr(evaluation.Evaluator, 'save', lambda *_: None)
+  # Without MNIST, tiny runs are of digits.
+  return jobs.Places(None, 'aptos', 'weights', 'cache', kept_runs)
 
 
-def test_a_table_is_reproduced_by_the_script_and_resumed_for_free(tmp_path):
-  command = [
-    *(sys.executable, '-m', 'experiments.reproduce', '--table=2', '--tiny'),
-    *('--clients=100', '--seeds=2', f'--work_dir={tmp_path / "runs"}'),
-    f'--results_dir={tmp_path / "results"}',
-    *([f'--data_dir={_MNIST_DIR}'] if _MNIST_DIR else []),
-  ]
-  first, second = (
-    subprocess.run(
-      command, cwd=_ROOT, capture_output=True, text=True, check=False
-    )
-    for _ in range(2)
+@pytest.fixture(name='new_places')
+def _new_places(places, tmp_path):
+  return places._replace(work_dir=tmp_path / 'runs')
+
+
+def test_a_tiny_pass_is_apart_from_the_results_and_resumed_for_free(tmp_path):
+  flags = (
+    *('--table=2', '--table=3', '--figure=1', '--task=aptos', '--tiny'),
+    *('--clients=100', '--seeds=2'),
   )
-  assert first.returncode == 0, first.stderr
-  assert first.stdout.count('Training') == 4
-  assert second.stdout.count('Training') == 0
-  rows = tables.read(tmp_path / 'results' / 'table_2.csv')
+  first, second = (
+    scripts.run_apart('reproduce', *flags, cwd=tmp_path) for _ in range(2)
+  )
+  assert first.code == second.code == 0, first.errors
+  assert 'Cell 1 of 1: Table II, 100 clients' in first.printed
+  assert (
+    'Left out, as APTOS 2019 is not given (--aptos_dir): Table III, 100 '
+    'clients; Figure 1, APTOS 2019.'
+  ) in first.printed
+  assert first.printed.count('Training') == 4
+  assert second.printed.count('Training') == 0
+  assert [path.name for path in tmp_path.iterdir()] == ['reports']
+  results = tmp_path / 'reports/tiny/results'
+  rows = tables.read(results / 'table_2.csv')
   assert [(row['cell'], row['seed']) for row in rows] == [
     ('100', '0'),
     ('100', '1'),
   ]
-  page = (tmp_path / 'results' / results_page.PAGE).read_text()
+  page = (results / results_page.PAGE).read_text()
   accuracies = [float(row['baseline']) for row in rows]
   deviation = np.std(accuracies, ddof=1)
   assert f'{np.mean(accuracies):.1%} ± {deviation:.1%}' in page
 
 
-def test_a_script_without_a_task_says_what_to_give():
-  result = subprocess.run(
-    [sys.executable, '-m', 'experiments.reproduce'],
-    cwd=_ROOT,
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  assert result.returncode == 1
-  assert 'Give --table=N' in result.stdout + result.stderr
+@pytest.mark.parametrize(
+  'flags, sentence',
+  [
+    ([], 'Give --table=N'),
+    (['--table=4', '--task=aptos', '--tiny'], 'Give --aptos_dir=DIR'),
+    (['--all'], 'Give --aptos_dir=DIR'),
+    (['--all', '--tiny', '--aptos_dir=/none'], 'Found /none.'),
+  ],
+)
+def test_a_script_that_cannot_start_says_what_to_give(
+  tmp_path, flags, sentence
+):
+  result = scripts.run_apart('reproduce', *flags, cwd=tmp_path)
+  assert result.code == 1
+  assert result.errors.startswith('Error: ')
+  assert sentence in result.errors
+  assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize('table', [1, 3])
@@ -194,7 +209,7 @@ def test_a_stop_is_the_last_evaluated_round_within_all_budgets():
 def test_every_hyper_parameter_is_a_setting(file):
   import tomllib
 
-  fields = {field.name for field in dataclasses.fields(run.Settings)}
+  fields = run.Settings.of().to_dict()
 
   def check(table):
     for key, value in table.items():
@@ -219,24 +234,24 @@ def test_inner_settings_override_outer_ones(tmp_path, monkeypatch):
   }
 
 
-def test_other_settings_are_another_run(places, tmp_path):
+def test_other_settings_are_another_run(new_places):
   values = jobs.load_settings('table_3', '100', 'private')
   values |= {'clients': 12, 'delta': 1e-3}
   for rate in (0.1, 0.2):
-    settings = jobs.make({**values, 'learning_rate': rate}, 0, places, True)
-    jobs.summary_of(settings, places, 'run')
-  assert len(list(places.work_dir.iterdir())) == 2
+    settings = jobs.make({**values, 'learning_rate': rate}, 0, new_places, True)
+    jobs.summary_of(settings, new_places, 'run')
+  assert len(list(new_places.work_dir.iterdir())) == 2
 
 
-def test_the_same_settings_are_the_same_run_whatever_it_is_for(places):
+def test_the_same_settings_are_the_same_run_whatever_it_is_for(new_places):
   values = jobs.load_settings('table_3', '100', 'private')
   values |= {'clients': 12, 'delta': 1e-3}
-  settings = jobs.make(values, 0, places, True)
+  settings = jobs.make(values, 0, new_places, True)
   first, second = (
-    jobs.summary_of(settings, places, name) for name in ('table', 'figure')
+    jobs.summary_of(settings, new_places, name) for name in ('table', 'figure')
   )
   assert first == second
-  assert [path.name[:6] for path in places.work_dir.iterdir()] == ['table-']
+  assert [path.name[:6] for path in new_places.work_dir.iterdir()] == ['table-']
 
 
 def test_distances_are_shares_of_the_worst_case(places):
@@ -336,7 +351,7 @@ def test_a_cell_without_a_round_in_its_budget_is_behind(tmp_path):
   assert 'no round within the budget; noise 70.7' in line
 
 
-_RESULTS = _ROOT / 'results'
+_RESULTS = scripts.ROOT / 'results'
 
 
 def test_the_page_that_is_kept_is_that_of_the_files_that_are_kept(tmp_path):
@@ -360,7 +375,7 @@ def test_results_are_of_the_hyper_parameters_that_are_kept(table):
 
 def test_the_readme_has_the_lines_of_the_page():
   page = (_RESULTS / results_page.PAGE).read_text().splitlines()
-  readme = (_ROOT / 'README.md').read_text().splitlines()
+  readme = (scripts.ROOT / 'README.md').read_text().splitlines()
   lines = [line for line in readme if '→' in line and line.startswith('|')]
   assert len(lines) == 12
   for line in lines:
