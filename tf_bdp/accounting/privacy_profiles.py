@@ -36,7 +36,7 @@ class Resolution(NamedTuple):
 
 
 OF_MANY = Resolution(1e-4, 1.005, 2500)
-OF_ONE = Resolution(2e-6, 1.0005, 25_000)
+OF_ONE = Resolution(1e-5, 1.0005, 25_000)
 
 # Losses beyond the grid have at most this probability, which is added to δ.
 _LOG_NEGLIGIBLE = math.log(1e-16)
@@ -70,8 +70,8 @@ def gaussian_delta(
   >>> gaussian_delta(np.array([0.0, 1.0]), 1.0).round(4).tolist()
   [0.0, 0.1269]
   """
-  positive = np.maximum(mu, np.finfo(float).tiny)
-  near = epsilon / positive - mu / 2
+  # Beyond 1000 deviations, or below 1e-150, nothing changes in float64.
+  near = np.clip(epsilon / np.maximum(mu, 1e-150) - mu / 2, -1e3, 1e3)
   far = near + mu
   density = np.exp(-(near**2) / 2) / 2
   mills = special.erfcx(np.maximum(near, 0.0) / math.sqrt(2))
@@ -113,36 +113,6 @@ class Profiles(abc.ABC):
 
     return share
 
-  def smallest_epsilon(
-    self, statistic: Callable[[float], float], delta: float
-  ) -> float:
-    """Returns the smallest ε with statistic(ε) <= δ, or a trifle more.
-
-    Args:
-      statistic: A function of ε that does not grow.
-      delta: δ.
-
-    Returns:
-      ε; infinite if it is beyond `largest_epsilon`.
-    """
-    if statistic(0.0) <= delta:
-      return 0.0
-    if statistic(self.largest_epsilon) > delta:
-      return math.inf
-    log_delta = math.log(delta) if delta > 0 else -math.inf
-
-    def gap(epsilon: float) -> float:
-      return math.log(max(statistic(epsilon), 1e-320)) - log_delta
-
-    epsilon = self.largest_epsilon
-    if delta > 0:
-      epsilon = float(
-        optimize.brentq(gap, 0.0, epsilon, xtol=1e-12 * epsilon, rtol=1e-9)
-      )
-    while statistic(epsilon) > delta:  # Err on the safe side of the root.
-      epsilon *= _ROUND_UP
-    return epsilon
-
   def individual_epsilons(self, delta: float) -> np.ndarray:
     """Returns the smallest ε with δ_x(ε) <= δ for every unit."""
     low = np.zeros(self.units)
@@ -157,6 +127,38 @@ class Profiles(abc.ABC):
     return np.where(none, 0.0, np.where(unknown, math.inf, high))
 
 
+def smallest_epsilon(
+  statistic: Callable[[float], float], delta: float, largest: float
+) -> float:
+  """Returns the smallest ε with statistic(ε) <= δ, or a trifle more.
+
+  Args:
+    statistic: A function of ε that does not grow.
+    delta: δ.
+    largest: The largest ε to look at.
+
+  Returns:
+    ε; infinite if it is more than `largest`.
+  """
+  if statistic(0.0) <= delta:
+    return 0.0
+  if statistic(largest) > delta:
+    return math.inf
+  if delta == 0:
+    return largest
+  log_delta = math.log(delta)
+
+  def gap(epsilon: float) -> float:
+    return math.log(max(statistic(epsilon), 1e-320)) - log_delta
+
+  epsilon = float(
+    optimize.brentq(gap, 0.0, largest, xtol=1e-12 * largest, rtol=1e-9)
+  )
+  while statistic(epsilon) > delta:  # Err on the safe side of the root.
+    epsilon *= _ROUND_UP
+  return epsilon
+
+
 class GaussianProfiles(Profiles):
   """Of units that surely take part in every round."""
 
@@ -165,7 +167,7 @@ class GaussianProfiles(Profiles):
     self.units = squared_mu.size
     self._mu = np.sqrt(squared_mu)
     largest = float(np.max(self._mu, initial=0.0))
-    # Here δ underflows.
+    # Beyond this δ is zero in float64.
     self.largest_epsilon = largest * (largest / 2 + 40)
 
   def deltas(self, epsilon: Union[float, np.ndarray]) -> np.ndarray:
@@ -177,7 +179,7 @@ class UnboundedProfile(Profiles):
   """Of one unit whose distance nothing limits: δ = 1."""
 
   units = 1
-  largest_epsilon = math.inf
+  largest_epsilon = 0.0
 
   def deltas(self, epsilon: Union[float, np.ndarray]) -> np.ndarray:
     """Returns δ_x(ε) of every unit, at one ε or at one for each."""
@@ -199,6 +201,8 @@ class TabulatedProfiles(Profiles):
 
   def deltas(self, epsilon: Union[float, np.ndarray]) -> np.ndarray:
     """Returns δ_x(ε) of every unit, at one ε or at one for each."""
+    if np.ndim(epsilon) == 0 and np.isinf(epsilon):
+      return np.zeros(self.units)
     left = np.searchsorted(self._epsilons, epsilon, side='right') - 1
     left = np.minimum(left, self._epsilons.size - 2)
     start, end = self._epsilons[left], self._epsilons[left + 1]
