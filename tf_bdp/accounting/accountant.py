@@ -467,12 +467,15 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       epsilon=target_epsilon,
       conversion=self._conversion,
     )
+    exact = 1.0
+    if self._conversion == 'tight':
+      exact = self._claimed_delta('dp', 0.0)(target_epsilon)
 
     def needed(delta: float) -> float:
       kept = self._delta_for_bounds(delta)
       if kept < self._least_delta_for_bounds():
         return math.inf
-      return tail(self._costs(kept)) + kept
+      return min(tail(self._costs(kept)), exact) + kept
 
     delta = tail(self._worst_case_costs())
     if not self._bounds_taken() or self._estimator_delta is not None:
@@ -771,11 +774,12 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
 
     def delta(epsilon: float) -> float:
       if shares is not None:
+        at_epsilon = shares(epsilon)
         means = [
           mean_bounds.betting_share(group, failure_probability)
-          for group in np.split(shares(epsilon), ends)
+          for group in np.split(at_epsilon.shares, ends)
         ]
-        return max(means) * limit(epsilon)
+        return min(max(means) * at_epsilon.largest_delta, limit(epsilon))
       deltas = units.deltas(epsilon)
       if claim == 'census':
         deltas = np.array([np.mean(g) for g in np.split(deltas, ends)])
@@ -936,7 +940,7 @@ def _worst_case(
   unit = unit_ledger.UnitLedger.empty(1)
   for entry in entries:
     if math.isinf(entry.squared_distance):
-      return privacy_profiles.UnboundedProfile()
+      return privacy_profiles.UnboundedProfiles()
     unit = unit.added(*entry[:2], entry.inclusion_probability, entry.repeats)
   return unit.profiles(privacy_profiles.OF_ONE)
 

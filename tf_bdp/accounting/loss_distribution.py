@@ -101,7 +101,13 @@ def _loss(x: np.ndarray, r: float, q: float) -> np.ndarray:
   exponent = r * x - r * r / 2
   if q == 1:
     return exponent
-  return np.logaddexp(math.log1p(-q), math.log(q) + exponent)
+  # The first keeps its accuracy where losses are tiny, the second does not
+  # overflow.
+  return np.where(
+    exponent < 1,
+    np.log1p(q * np.expm1(np.minimum(exponent, 1.0))),
+    np.logaddexp(math.log1p(-q), math.log(q) + exponent),
+  )
 
 
 def _place(loss: np.ndarray, r: float, q: float) -> np.ndarray:

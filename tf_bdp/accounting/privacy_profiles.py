@@ -55,7 +55,10 @@ _LOG_GROUP = math.log(10.0)
 # Where ε is looked for in a profile; about the z of δ_x(ε) = 1e-6.
 _TYPICAL_DEVIATIONS = 5.0
 
+# Of deviations; beyond, ε is above 5,000 and of no use to anyone.
+_LARGEST_SCALE = 100.0
 _ROUND_UP = 1 + 1e-9
+_TINY = 1e-300
 
 
 def gaussian_delta(
@@ -82,6 +85,18 @@ def gaussian_delta(
   return np.where(mu > 0, np.clip(delta, 0.0, 1.0), 0.0)
 
 
+class Shares(NamedTuple):
+  """What units have of the worst case, at one ε.
+
+  Attributes:
+    shares: δ_x over δ_worst for every unit x, from 0 to 1.
+    largest_delta: δ_worst.
+  """
+
+  shares: np.ndarray
+  largest_delta: float
+
+
 class Profiles(abc.ABC):
   """δ_x(ε) of some units.
 
@@ -97,21 +112,9 @@ class Profiles(abc.ABC):
   def deltas(self, epsilon: Union[float, np.ndarray]) -> np.ndarray:
     """Returns δ_x(ε) of every unit, at one ε or at one for each."""
 
-  def shares(self, worst: 'Profiles') -> Callable[[float], np.ndarray]:
-    """Returns δ_x(ε)/δ_worst(ε) of every unit as a function of ε that falls.
-
-    For Gaussian mechanisms it does: its logarithm has the derivative
-    1/(R_worst - 1) - 1/(R_x - 1) with R = Φ(μ/2 - ε/μ) / e^ε Φ(-μ/2 - ε/μ),
-    which grows with μ since the normal hazard rate over its argument falls.
-    """
-
-    def share(epsilon: float) -> np.ndarray:
-      largest = worst.deltas(epsilon)[0]
-      if largest == 0:
-        return np.zeros(self.units)
-      return np.minimum(self.deltas(epsilon) / largest, 1.0)
-
-    return share
+  @abc.abstractmethod
+  def shares(self, worst: 'Profiles') -> Callable[[float], 'Shares']:
+    """Returns the shares in δ_worst(ε) as functions of ε that do not grow."""
 
   def individual_epsilons(self, delta: float) -> np.ndarray:
     """Returns the smallest ε with δ_x(ε) <= δ for every unit."""
@@ -174,16 +177,38 @@ class GaussianProfiles(Profiles):
     """Returns δ_x(ε) of every unit, at one ε or at one for each."""
     return gaussian_delta(self._mu, epsilon)
 
+  def shares(self, worst: Profiles) -> Callable[[float], Shares]:
+    """Returns the shares in δ_worst(ε) as functions of ε that do not grow.
 
-class UnboundedProfile(Profiles):
-  """Of one unit whose distance nothing limits: δ = 1."""
+    They fall if the worst case is Gaussian as well: the logarithm has the
+    derivative 1/(R_worst - 1) - 1/(R_x - 1), where R, which is
+    Φ(μ/2 - ε/μ) / e^ε Φ(-μ/2 - ε/μ), grows with μ because the normal hazard
+    rate over its argument falls.
+    """
 
-  units = 1
-  largest_epsilon = 0.0
+    def at(epsilon: float) -> Shares:
+      largest = float(worst.deltas(epsilon)[0])
+      deltas = self.deltas(epsilon)
+      return Shares(np.minimum(deltas / max(largest, _TINY), 1.0), largest)
+
+    return at
+
+
+class UnboundedProfiles(Profiles):
+  """Of units whose distances nothing limits, or too far away: δ = 1."""
+
+  def __init__(self, units: int = 1):
+    """Takes the number of units."""
+    self.units = units
+    self.largest_epsilon = 0.0
 
   def deltas(self, epsilon: Union[float, np.ndarray]) -> np.ndarray:
     """Returns δ_x(ε) of every unit, at one ε or at one for each."""
-    return np.ones(1)
+    return np.ones(self.units)
+
+  def shares(self, worst: Profiles) -> Callable[[float], Shares]:
+    """Returns the shares in δ_worst(ε) as functions of ε that do not grow."""
+    return lambda e: Shares(np.ones(self.units), float(worst.deltas(e)[0]))
 
 
 class TabulatedProfiles(Profiles):
@@ -214,18 +239,21 @@ class TabulatedProfiles(Profiles):
       rows, left + 1
     ]
 
-  def shares(self, worst: Profiles) -> Callable[[float], np.ndarray]:
-    """Returns δ_x(ε)/δ_worst(ε), at least, as a function of ε that falls."""
+  def shares(self, worst: Profiles) -> Callable[[float], Shares]:
+    """Returns the shares in δ_worst(ε) as functions of ε that do not grow.
+
+    Both are those at the nearest tabulated ε below, and no share is less than
+    at any tabulated ε above.
+    """
     largest = np.array([worst.deltas(e)[0] for e in self._epsilons])
-    table = self._table / np.maximum(largest, np.finfo(float).tiny)
-    table = np.minimum(table, 1.0)[:, ::-1]
-    table = np.maximum.accumulate(table, axis=1)[:, ::-1]
+    table = np.minimum(self._table / np.maximum(largest, _TINY), 1.0)
+    table = np.maximum.accumulate(table[:, ::-1], axis=1)[:, ::-1]
 
-    def share(epsilon: float) -> np.ndarray:
+    def at(epsilon: float) -> Shares:
       left = np.searchsorted(self._epsilons, epsilon, side='right') - 1
-      return table[:, left]
+      return Shares(table[:, left], float(largest[left]))
 
-    return share
+    return at
 
 
 def compose(
@@ -250,9 +278,10 @@ def compose(
   squared_scales = counts @ scales**2
   # As many equal rounds would have the same loss; those that cost nothing
   # next to others do not count.
-  rounds = (counts @ scales) ** 2 / np.maximum(squared_scales, 1e-300)
-  groups = np.ceil(np.log(np.maximum(squared_scales, 1e-300)) / _LOG_GROUP)
+  rounds = (counts @ scales) ** 2 / np.maximum(squared_scales, _TINY)
+  groups = np.ceil(np.log(np.maximum(squared_scales, _TINY)) / _LOG_GROUP)
   groups[squared_scales == 0] = -np.inf
+  groups[squared_scales > _LARGEST_SCALE**2] = np.inf
 
   parts = []
   for group in np.unique(groups[np.isfinite(groups)]):
@@ -267,9 +296,12 @@ def compose(
       resolution.tolerance,
     )
     parts.append((units, part))
+  if not parts:
+    return UnboundedProfiles(counts.shape[0])
   ends = [part.largest_epsilon for _, part in parts]
   epsilons = _epsilons(min(ends), max(ends), resolution)
   table = np.zeros((counts.shape[0], epsilons.size))
+  table[np.isposinf(groups)] = 1.0
   for units, part in parts:
     for block, deltas in part.deltas(epsilons):
       table[units[block]] = deltas

@@ -21,8 +21,8 @@ from tf_bdp.accounting import loss_distribution, privacy_profiles
 
 LEVEL_RATIO = 1.01
 _MOST_EXACT_LEVELS = 256
-# Shorter distances are rounded up to this one, where they are rounded at all.
-_SMALLEST_LEVEL = 1e-6
+# Shorter distances count as this one: a million of them cost nothing.
+_SMALLEST_DISTANCE = 1e-7
 # Rounds that wait for being counted together, which is faster.
 _MOST_PENDING = 64
 
@@ -92,7 +92,8 @@ class UnitLedger:
     ledger = dataclasses.replace(self, squared_mu=squared_mu)
     if not units.size:
       return ledger
-    kinds = np.stack([np.sqrt(squared), q, a], axis=1)[units]
+    distances = np.maximum(np.sqrt(squared), _SMALLEST_DISTANCE)
+    kinds = np.stack([distances, q, a], axis=1)[units]
     pending = (*self._pending, _Rounds(units, kinds, repeats))
     ledger = dataclasses.replace(ledger, _pending=pending)
     return ledger.counted() if len(pending) >= _MOST_PENDING else ledger
@@ -187,7 +188,7 @@ class UnitLedger:
 
 def _rounded_up(kinds: np.ndarray) -> np.ndarray:
   """Rounds distances up to the next power of `LEVEL_RATIO`."""
-  distances = np.maximum(kinds[:, 0], _SMALLEST_LEVEL)
+  distances = kinds[:, 0]
   power = np.ceil(np.log(distances) / math.log(LEVEL_RATIO))
   # The logarithm may have been rounded down.
   power += np.exp(power * math.log(LEVEL_RATIO)) < distances
