@@ -730,7 +730,10 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
           units = units.added(
             *entry[:2], entry.inclusion_probability, entry.repeats
           )
-      self._profiles_of_units = units.profiles()
+      worst = _worst_case(_grouped(self._entries))
+      self._profiles_of_units = units.profiles(
+        least_epsilon=worst.largest_epsilon
+      )
     return self._profiles_of_units
 
   def _claimed_epsilon(self, claim: str, delta: float) -> float:
@@ -772,20 +775,22 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     ends = np.cumsum(self._group_sizes)[:-1]
     shares = units.shares(worst) if claim == 'sample' else None
 
-    def delta(epsilon: float) -> float:
+    def claimed(epsilon: float) -> float:
       if shares is not None:
         at_epsilon = shares(epsilon)
         means = [
           mean_bounds.betting_share(group, failure_probability)
           for group in np.split(at_epsilon.shares, ends)
         ]
-        return min(max(means) * at_epsilon.largest_delta, limit(epsilon))
+        delta = max(means) * at_epsilon.largest_delta
+        delta = max(delta, privacy_profiles.NEGLIGIBLE_DELTA)
+        return min(delta, limit(epsilon))
       deltas = units.deltas(epsilon)
       if claim == 'census':
         deltas = np.array([np.mean(g) for g in np.split(deltas, ends)])
       return min(float(np.max(deltas)), limit(epsilon))
 
-    return delta
+    return claimed
 
   def _exact_delta(self, epsilon: float) -> float:
     """Returns δ at ε, the part for a bound that fails included."""

@@ -58,6 +58,8 @@ _TYPICAL_DEVIATIONS = 5.0
 # Of deviations; beyond, ε is above 5,000 and of no use to anyone.
 _LARGEST_SCALE = 100.0
 _ROUND_UP = 1 + 1e-9
+# Below this, shares of δ are not told apart.
+NEGLIGIBLE_DELTA = 1e-20
 _TINY = 1e-300
 
 
@@ -243,14 +245,18 @@ class TabulatedProfiles(Profiles):
     """Returns the shares in δ_worst(ε) as functions of ε that do not grow.
 
     Both are those at the nearest tabulated ε below, and no share is less than
-    at any tabulated ε above.
+    at any tabulated ε above, as far as the worst case is not negligible. There,
+    a share is that of two truncation errors; it counts as one.
     """
     largest = np.array([worst.deltas(e)[0] for e in self._epsilons])
-    table = np.minimum(self._table / np.maximum(largest, _TINY), 1.0)
+    known = np.count_nonzero(largest >= NEGLIGIBLE_DELTA)
+    table = np.minimum(self._table[:, :known] / largest[:known], 1.0)
     table = np.maximum.accumulate(table[:, ::-1], axis=1)[:, ::-1]
 
     def at(epsilon: float) -> Shares:
       left = np.searchsorted(self._epsilons, epsilon, side='right') - 1
+      if left >= known:
+        return Shares(np.ones(self.units), NEGLIGIBLE_DELTA)
       return Shares(table[:, left], float(largest[left]))
 
     return at
@@ -261,6 +267,7 @@ def compose(
   levels: Sequence[loss_lib.Level],
   counts: sparse.csr_matrix,
   resolution: Resolution = OF_MANY,
+  least_epsilon: float = 0.0,
 ) -> Profiles:
   """Returns the profiles of units after all of their rounds.
 
@@ -270,6 +277,7 @@ def compose(
     levels: The kinds of the other rounds.
     counts: How many rounds of each kind every unit had, [units, levels].
     resolution: How finely.
+    least_epsilon: Up to which ε profiles must be known at least.
   """
   if not len(levels) or not counts.nnz:
     return GaussianProfiles(squared_mu)
@@ -299,7 +307,8 @@ def compose(
   if not parts:
     return UnboundedProfiles(counts.shape[0])
   ends = [part.largest_epsilon for _, part in parts]
-  epsilons = _epsilons(min(ends), max(ends), resolution)
+  largest = max(*ends, least_epsilon)
+  epsilons = _epsilons(min(ends), largest, resolution)
   table = np.zeros((counts.shape[0], epsilons.size))
   table[np.isposinf(groups)] = 1.0
   for units, part in parts:

@@ -131,12 +131,13 @@ class UnitLedger:
   def profiles(
     self,
     resolution: privacy_profiles.Resolution = privacy_profiles.OF_MANY,
+    least_epsilon: float = 0.0,
   ) -> privacy_profiles.Profiles:
-    """Returns δ_x(ε) of every unit."""
+    """Returns δ_x(ε) of every unit; see `privacy_profiles.compose`."""
     ledger = self.counted()
     levels = [loss_distribution.Level(*map(float, k)) for k in ledger.kinds]
     return privacy_profiles.compose(
-      ledger.squared_mu, levels, ledger.counts, resolution
+      ledger.squared_mu, levels, ledger.counts, resolution, least_epsilon
     )
 
   def to_state(self) -> dict[str, Any]:
