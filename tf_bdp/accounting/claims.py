@@ -13,7 +13,7 @@ ATTACKER = (
   'someone who sees everything released and knows all about the others, even '
   'which of them took part, but not whether this one did'
 )
-# A claim that rests on less is recommended as long as it costs no more.
+# A stronger claim is recommended if it costs at most this much more.
 _WORTH = 1.05
 
 
@@ -26,17 +26,20 @@ class Claim:
     protects: Who is protected.
     needs: What must have been measured or done.
     rests_on: What must be true.
+    implied_by: Claims that are stronger: they say the same and more.
   """
 
   name: str
   protects: str
   needs: str
   rests_on: str
+  implied_by: tuple[str, ...] = ()
 
 
 _REALISED = 'the trajectory that was realised'
+_FOR_ANYONE = ('dp', 'filter')
 
-# The ones that rest on least come first.
+# The strongest come first.
 CLAIMS: dict[str, Claim] = {
   claim.name: claim
   for claim in (
@@ -53,6 +56,7 @@ CLAIMS: dict[str, Claim] = {
       'each of the units that were measured',
       'all units measured in every round',
       _REALISED,
+      _FOR_ANYONE,
     ),
     Claim(
       'census',
@@ -60,19 +64,22 @@ CLAIMS: dict[str, Claim] = {
       'delta may be up to N times as large',
       'all units measured in every round',
       _REALISED,
+      (*_FOR_ANYONE, 'each'),
     ),
     Claim(
       'sample',
       'a unit drawn from the population that the measured ones were drawn from',
       'a panel, drawn at random and measured in every round',
       f'{_REALISED}; a bound of the mean that fails with a part of delta',
+      _FOR_ANYONE,
     ),
     Claim(
       'paper',
       'a unit drawn anew in every round',
       'any units of every round',
-      "Equation 5 and Theorem 1 of the paper; it under-reports for a unit that "
+      'Equation 5 and Theorem 1 of the paper; it under-reports for a unit that '
       'stays',
+      _FOR_ANYONE,
     ),
   )
 }
@@ -111,8 +118,7 @@ def report(
 ) -> list[ClaimedEpsilon]:
   """Returns the figures as rows, one of them recommended.
 
-  That is the claim asked for, unless a claim that rests on less gives a figure
-  that is hardly larger.
+  That is the claim asked for, unless a stronger one costs hardly more.
 
   Args:
     epsilons: ε by the name of the claim.
@@ -121,15 +127,14 @@ def report(
   """
   names = [name for name in CLAIMS if name in epsilons]
   limit = _WORTH * epsilons[asked_for]
-  chosen = next(
-    name for name in names if name == asked_for or epsilons[name] <= limit
-  )
-  if chosen == asked_for:
-    reason = 'claims that rest on less give a larger epsilon'
-    if names.index(chosen) == 0:
-      reason = 'no claim rests on less'
+  stronger = [n for n in names if n in CLAIMS[asked_for].implied_by]
+  chosen = next((n for n in stronger if epsilons[n] <= limit), asked_for)
+  if chosen != asked_for:
+    reason = f'stronger than {asked_for}, at hardly more epsilon'
+  elif stronger:
+    reason = f'asked for; {" and ".join(stronger)} cost more epsilon'
   else:
-    reason = f'rests on less than {asked_for}, at hardly more epsilon'
+    reason = 'asked for'
   return [
     ClaimedEpsilon(
       CLAIMS[name],

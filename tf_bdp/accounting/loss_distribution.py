@@ -44,6 +44,12 @@ class Level(NamedTuple):
     excess = self.distance**2 - squared
     return math.sqrt(math.log1p(a * q * q * math.expm1(squared)) + excess)
 
+  @property
+  def largest_loss(self) -> float:
+    """The largest loss that is not left out as next to impossible."""
+    r, q, _ = self
+    return float(_loss(np.array([r + _FARTHEST]), r, q)[0])
+
 
 class LossDistribution(NamedTuple):
   """A loss that is (first + i) steps with probability `masses[i]`.

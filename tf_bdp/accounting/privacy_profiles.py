@@ -42,8 +42,12 @@ OF_ONE = Resolution(1e-5, 1.0005, 25_000)
 _LOG_NEGLIGIBLE = math.log(1e-16)
 # Profiles end where moments show that δ is below this.
 _LOG_SMALLEST_DELTA = -690.0
-# Orders of the moments that bound the tails, over the deviation of the loss.
-_SCALED_ORDERS = np.geomspace(0.1, 60.0, 24)
+# Orders of the moments that bound the tails: from this to that, over the
+# deviation of the loss; from 1 on, where few rounds lose much more than others.
+_LEAST_SCALED_ORDER, _LARGEST_SCALED_ORDER = 0.1, 60.0
+_ORDERS = 32
+# In how many steps one round's loss is told at most.
+_MOST_STEPS_OF_ROUND = 2**16
 # Numbers kept at once: of spectra, and of the units' distributions.
 _MOST_SPECTRUM = 2**25
 _MOST_BLOCK = 2**21
@@ -391,10 +395,17 @@ class _Composition:
       tolerance: How much of ε the grid may cost, about.
     """
     self._counts = counts
-    self._orders = _SCALED_ORDERS / scale
+    self._orders = np.geomspace(
+      min(_LEAST_SCALED_ORDER / scale, 1.0),
+      _LARGEST_SCALED_ORDER / scale,
+      _ORDERS,
+    )
     # Connecting dots adds at most h²/4 to the variance of a round.
     deviations = _TYPICAL_DEVIATIONS / (_TYPICAL_DEVIATIONS + scale)
-    self._step = scale * math.sqrt(8 * tolerance * deviations / rounds) / 2
+    self._step = max(
+      scale * math.sqrt(8 * tolerance * deviations / rounds) / 2,
+      max(level.largest_loss for level in levels) / _MOST_STEPS_OF_ROUND,
+    )
     most = min(_LARGEST_GRID, _MOST_SPECTRUM // len(levels))
     while True:
       self._directions = [
