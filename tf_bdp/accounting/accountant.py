@@ -469,7 +469,7 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     )
     exact = 1.0
     if self._conversion == 'tight':
-      exact = self._claimed_delta('dp', 0.0)(target_epsilon)
+      exact = self._claimed_delta('dp')(target_epsilon)
 
     def needed(delta: float) -> float:
       kept = self._delta_for_bounds(delta)
@@ -595,10 +595,10 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     return panel
 
   def _rounds_from_state(self, state: Any) -> tuple[_Round, ...]:
-    kinds = (mean_bounds.ESTIMATORS[self._estimator], mean_bounds.Reported)
-
     def restored(sample: Any) -> _BoundOfMean:
-      kind = kinds['failure_probability' in sample]
+      kind: Any = mean_bounds.Reported
+      if 'failure_probability' not in sample:
+        kind = mean_bounds.ESTIMATORS[self._estimator]
       return kind.from_state(sample, len(self._orders))
 
     if not all(samples for samples, _ in state):
@@ -749,24 +749,26 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
         f'kept for bounds that fail. Found {delta}.'
       )
     epsilon = privacy_profiles.smallest_epsilon(
-      self._claimed_delta(claim, kept), delta - kept, largest
+      functools.partial(self._claimed_delta(claim), failure_probability=kept),
+      delta - kept,
+      largest,
     )
     by_moments, _ = conversion_lib.epsilon_from_costs(
       self._orders, self._worst_case_costs(), delta - kept
     )
     return min(epsilon, by_moments)
 
-  def _claimed_delta(
-    self, claim: str, failure_probability: float
-  ) -> Callable[[float], float]:
-    """Returns δ(ε) of a claim, which does not grow with ε.
+  def _claimed_delta(self, claim: str) -> Callable[..., float]:
+    """Returns δ of a claim as a function of ε, with which it does not grow.
 
-    A sample's mean is bounded at a single ε: the bound falls with ε, so that
-    the ε reported is below the true one only if it fails at the true one.
+    It also takes the failure_probability δ′ of a sample's bound. That bound
+    falls with ε, so that the ε reported is below the true one only if it fails
+    at the true one: δ′ is spent once.
     """
     worst = _worst_case(_grouped(self._entries))
 
-    def limit(epsilon: float) -> float:
+    def limit(epsilon: float, failure_probability: float = 0.0) -> float:
+      del failure_probability
       return float(worst.deltas(epsilon)[0])
 
     if claim == 'dp' or not self._group_sizes:
@@ -775,7 +777,7 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     ends = np.cumsum(self._group_sizes)[:-1]
     shares = units.shares(worst) if claim == 'sample' else None
 
-    def claimed(epsilon: float) -> float:
+    def claimed(epsilon: float, failure_probability: float = 0.0) -> float:
       if shares is not None:
         at_epsilon = shares(epsilon)
         means = [
@@ -795,10 +797,11 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
   def _exact_delta(self, epsilon: float) -> float:
     """Returns δ at ε, the part for a bound that fails included."""
 
+    claimed = self._claimed_delta(self._estimator)
+
     def needed(delta: float) -> float:
       kept = self._delta_for_bounds(delta)
-      tail = self._claimed_delta(self._estimator, kept)(epsilon)
-      return tail + kept
+      return claimed(epsilon, kept) + kept
 
     if not self._bounds_taken() or self._estimator_delta is not None:
       return min(needed(0.5), 1.0)

@@ -286,6 +286,8 @@ def compose(
   if not len(levels) or not counts.nnz:
     return GaussianProfiles(squared_mu)
   levels, counts = _with_gaussians(squared_mu, levels, counts)
+  first, same = _distinct_rows(counts)
+  counts = counts[first]
   scales = np.array([level.scale for level in levels])
   squared_scales = counts @ scales**2
   # As many equal rounds would have the same loss; those that cost nothing
@@ -309,7 +311,7 @@ def compose(
     )
     parts.append((units, part))
   if not parts:
-    return UnboundedProfiles(counts.shape[0])
+    return UnboundedProfiles(squared_mu.size)
   ends = [part.largest_epsilon for _, part in parts]
   largest = max(*ends, least_epsilon)
   epsilons = _epsilons(min(ends), largest, resolution)
@@ -318,7 +320,7 @@ def compose(
   for units, part in parts:
     for block, deltas in part.deltas(epsilons):
       table[units[block]] = deltas
-  return TabulatedProfiles(epsilons, table)
+  return TabulatedProfiles(epsilons, table[same])
 
 
 def _with_gaussians(
@@ -335,6 +337,24 @@ def _with_gaussians(
   return [*levels, *extra], sparse.csr_matrix(
     sparse.hstack([counts, gaussians[:, some]])
   )
+
+
+def _distinct_rows(
+  counts: sparse.csr_matrix,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns where each row that differs first occurs, and which one each is."""
+  counts.sort_indices()
+  found: dict[tuple[bytes, bytes], int] = {}
+  first, same = [], []
+  for unit, (start, end) in enumerate(zip(counts.indptr, counts.indptr[1:])):
+    key = (
+      counts.indices[start:end].tobytes(),
+      counts.data[start:end].tobytes(),
+    )
+    if key not in found:
+      first.append(unit)
+    same.append(found.setdefault(key, len(found)))
+  return np.array(first), np.array(same)
 
 
 def _epsilons(

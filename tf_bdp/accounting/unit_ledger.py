@@ -180,7 +180,8 @@ class UnitLedger:
       or starts[-1] != counts.size
     ):
       raise ValueError('counts are not of these units and kinds')
-    if not np.all((counts >= 1) & (counts == np.floor(counts))):
+    whole = np.isfinite(counts) & (counts == np.floor(counts))
+    if not np.all(whole & (counts >= 1)):
       raise ValueError('counts must be positive integers')
     shape = (squared_mu.size, len(kinds))
     matrix = sparse.csr_matrix((counts, columns, starts), shape)
