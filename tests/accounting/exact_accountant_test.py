@@ -199,9 +199,7 @@ def test_claims_are_ordered():
     count_orders=False,
   )
   # Moments of many units are looked up in a table, 1e-6 above or less.
-  assert epsilons['paper'] == pytest.approx(
-    paper.get_epsilon(1e-3), rel=2e-6
-  )
+  assert epsilons['paper'] == pytest.approx(paper.get_epsilon(1e-3), rel=2e-6)
   assert paper.report(1e-3)[1].claim == claims.CLAIMS['paper']
 
 
@@ -223,7 +221,12 @@ def test_a_mixed_ledger_composes_what_is_known_with_what_is_measured():
   accountant.compose(dp_accounting.GaussianDpEvent(8.0))
   accountant.compose(_event([0.0, 0.1, 0.2, 0.25], 0.0), 100)
   expected = dp_accounting.pld.PLDAccountant()
-  for q, r, count in ((0.1, 0.3, 30), (1, 0.1, 4), (0.5, 0.2, 10), (0.2, 0.25, 5)):
+  for q, r, count in (
+    (0.1, 0.3, 30),
+    (1, 0.1, 4),
+    (0.5, 0.2, 10),
+    (0.2, 0.25, 5),
+  ):
     expected.compose(_sampled(q, 1 / r), count)
   expected.compose(dp_accounting.GaussianDpEvent(8.0))
   wanted = expected.get_epsilon(_DELTA)
@@ -244,7 +247,9 @@ def test_a_client_that_may_not_come_at_all_loses_less():
 
 @_exactly
 def test_of_groups_the_one_with_the_largest_figure_counts(estimator):
-  groups = [_random_event(0 + 9 * i, q=q, seed=i) for i, q in ((1, 0.1), (2, 0.4))]
+  groups = [
+    _random_event(0 + 9 * i, q=q, seed=i) for i, q in ((1, 0.1), (2, 0.4))
+  ]
   alone = [
     BayesianAccountant(estimator=estimator).compose(group, 20)
     for group in groups
@@ -406,7 +411,9 @@ def test_a_damaged_state_is_refused_and_changes_nothing(key, value):
 @pytest.mark.parametrize('version', [1, 2, 3])
 def test_states_of_former_versions_are_refused_by_name(version):
   state = {**_used('sample').state_dict(), 'version': version}
-  with pytest.raises(ValueError, match=f'version {version}; this release reads'):
+  with pytest.raises(
+    ValueError, match=f'version {version}; this release reads'
+  ):
     BayesianAccountant().load_state_dict(state)
 
 

@@ -214,7 +214,9 @@ def test_a_profile_agrees_with_the_pld_accountant(r, q, count):
   ]
   pld = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-5)
   pld.compose(
-    dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(1 / r)),
+    dp_accounting.PoissonSampledDpEvent(
+      q, dp_accounting.GaussianDpEvent(1 / r)
+    ),
     count,
   )
   for delta in (1e-3, 1e-6, 1e-9):
@@ -242,7 +244,9 @@ def test_units_of_all_sizes_have_the_profiles_that_they_have_alone():
   distances = [1e-5, 1e-3, 0.02, 0.4, 5.0]
   levels = [Level(r, 0.3, 1.0) for r in distances]
   together = privacy_profiles.compose(
-    np.zeros(6), levels, sparse.csr_matrix(np.vstack([np.diag([20.0] * 5), np.zeros(5)]))
+    np.zeros(6),
+    levels,
+    sparse.csr_matrix(np.vstack([np.diag([20.0] * 5), np.zeros(5)])),
   )
   epsilons = together.individual_epsilons(1e-4)
   assert epsilons[-1] == 0
@@ -259,7 +263,9 @@ def test_a_unit_too_far_away_has_no_privacy_and_does_not_disturb_others():
   )
   alone = _compose([(0.5, 0.3, 1.0, 1)])
   assert profiles.deltas(1.0)[1] == 1
-  assert profiles.deltas(0.1)[0] == pytest.approx(alone.deltas(0.1)[0], rel=1e-3)
+  assert profiles.deltas(0.1)[0] == pytest.approx(
+    alone.deltas(0.1)[0], rel=1e-3
+  )
 
 
 def test_units_that_are_all_too_far_away_have_no_privacy():
@@ -270,7 +276,10 @@ def test_units_that_are_all_too_far_away_have_no_privacy():
 
 _rounds = st.lists(
   st.tuples(
-    st.floats(1e-3, 3), st.floats(1e-3, 1), st.floats(1e-2, 1), st.integers(1, 50)
+    st.floats(1e-3, 3),
+    st.floats(1e-3, 1),
+    st.floats(1e-2, 1),
+    st.integers(1, 50),
   ),
   min_size=1,
   max_size=3,
@@ -305,7 +314,10 @@ def test_shares_of_the_worst_case_do_not_grow_with_epsilon(distances, q):
   else:
     levels = [Level(r, q, 1.0) for r in distances]
     units = privacy_profiles.compose(
-      np.zeros(len(distances)), levels, counts, least_epsilon=worst.largest_epsilon
+      np.zeros(len(distances)),
+      levels,
+      counts,
+      least_epsilon=worst.largest_epsilon,
     )
   shares = units.shares(worst)
   last, least = np.ones(len(distances)), 1.0
@@ -314,7 +326,7 @@ def test_shares_of_the_worst_case_do_not_grow_with_epsilon(distances, q):
     assert found.largest_delta <= least
     if found.largest_delta <= privacy_profiles.NEGLIGIBLE_DELTA:
       break
-    assert np.all((0 <= found.shares) & (found.shares <= last * (1 + 1e-9)))
+    assert np.all((found.shares >= 0) & (found.shares <= last * (1 + 1e-9)))
     # They account for all that a unit has.
     whole = found.shares * found.largest_delta
     assert np.all(whole >= units.deltas(epsilon) * (1 - 1e-9) - 1e-20)

@@ -796,7 +796,6 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
 
   def _exact_delta(self, epsilon: float) -> float:
     """Returns δ at ε, the part for a bound that fails included."""
-
     claimed = self._claimed_delta(self._estimator)
 
     def needed(delta: float) -> float:
@@ -929,7 +928,9 @@ def _check_exact(
     )
 
 
-def _grouped(entries: Iterable[ledger_lib.Entry]) -> tuple[ledger_lib.Entry, ...]:
+def _grouped(
+  entries: Iterable[ledger_lib.Entry],
+) -> tuple[ledger_lib.Entry, ...]:
   """Merges rounds that are alike, wherever they stand."""
   repeats: dict[ledger_lib.Entry, int] = {}
   for entry in entries:

@@ -19,7 +19,6 @@ from scipy import fft, optimize, signal, sparse, special
 from tf_bdp.accounting import loss_distribution as loss_lib
 
 
-
 class Resolution(NamedTuple):
   """How finely profiles are computed.
 
@@ -437,13 +436,10 @@ class _Composition:
       self._step *= size / most * 1.01
     self._size = fft.next_fast_len(size, real=True)
     self.largest_epsilon = max(
-      self._largest_loss(part, _LOG_SMALLEST_DELTA)
-      for part in self._directions
+      self._largest_loss(part, _LOG_SMALLEST_DELTA) for part in self._directions
     )
 
-  def deltas(
-    self, epsilons: np.ndarray
-  ) -> Iterator[tuple[slice, np.ndarray]]:
+  def deltas(self, epsilons: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
     """Yields δ_x at the given ε, [units, epsilons], some units at a time."""
     units = self._counts.shape[0]
     length = max(1, _MOST_BLOCK // self._size)

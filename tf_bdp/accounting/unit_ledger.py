@@ -155,7 +155,7 @@ class UnitLedger:
 
   @classmethod
   def from_state(cls, state: dict[str, Any]) -> 'UnitLedger':
-    """Restores what `to_state` returned; raises ValueError if it is not that."""
+    """Restores what `to_state` returned; raises ValueError otherwise."""
     squared_mu = validation.check_squared_distances(
       'squared_mu', state['squared_mu']
     )
