@@ -526,3 +526,10 @@ def test_the_order_of_rounds_does_not_matter(rounds, random, estimator):
   assert first.get_epsilon(1e-3) == pytest.approx(
     second.get_epsilon(1e-3), rel=1e-6
   )
+
+
+def test_what_is_not_private_is_so_by_every_claim():
+  accountant = _used('census').compose(dp_accounting.NonPrivateDpEvent())
+  for row in accountant.report(_DELTA):
+    assert row.epsilon == math.inf
+  assert np.all(np.isinf(accountant.individual_epsilons(_DELTA)))

@@ -92,7 +92,7 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
   >>> event = BayesianGaussianEvent([0.01] * 1000, 0.1, 1.0, panel=True)
   >>> accountant = BayesianAccountant().compose(event, 100)
   >>> round(accountant.get_epsilon(1e-5), 2)
-  5.03
+  5.06
   """
 
   def __init__(
@@ -380,15 +380,11 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     differential privacy, and what their settings stand for.
     """
     validation.check_delta('target_delta', target_delta)
-    epsilons = {'dp': math.inf}
-    if not self._is_non_private():
-      epsilons['dp'] = self._claimed_epsilon('dp', target_delta)
+    epsilons = {'dp': self._claimed_epsilon('dp', target_delta)}
     asked_for = self._estimator
-    if self._paper is not None:
+    if self._is_exact:
       for name in EXACT_ESTIMATORS:
-        epsilons[name] = math.inf
-        if not self._is_non_private():
-          epsilons[name] = self._claimed_epsilon(name, target_delta)
+        epsilons[name] = self._claimed_epsilon(name, target_delta)
       epsilons['paper'] = self._paper_so_far().get_epsilon(target_delta)
     else:
       asked_for = 'sample'
@@ -738,6 +734,8 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
 
   def _claimed_epsilon(self, claim: str, delta: float) -> float:
     """Returns ε of a claim by exact divergences, never above DP."""
+    if self._is_non_private():
+      return math.inf
     worst = _worst_case(_grouped(self._entries))
     kept, largest = 0.0, worst.largest_epsilon
     if claim != 'dp':

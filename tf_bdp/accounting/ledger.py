@@ -32,6 +32,11 @@ class Entry(NamedTuple):
 Estimated = Union[
   events.BayesianGaussianEvent, events.ParallelEvent, events.ReportedCostEvent
 ]
+_ESTIMATED = (
+  events.BayesianGaussianEvent,
+  events.ParallelEvent,
+  events.ReportedCostEvent,
+)
 
 
 class UnsupportedPartError(Exception):
@@ -67,7 +72,7 @@ def rounds_of(
   elif isinstance(event, dp_accounting.ComposedDpEvent):
     for part in event.events:
       yield from rounds_of(part, count)
-  elif isinstance(event, Estimated):  # type: ignore[misc,arg-type]
+  elif isinstance(event, _ESTIMATED):
     worst = event.worst_case_squared_distance
     worst = math.inf if worst is None else worst
     yield (

@@ -112,6 +112,7 @@ class UnitLedger:
     together, column = np.unique(
       np.concatenate([kinds, new]), axis=0, return_inverse=True
     )
+    column = column.ravel()  # One numpy release gives it another axis.
     before = self.counts.tocoo()
     rows = [before.row, *(rounds.units for rounds in self._pending)]
     columns = [column[before.col], column[len(kinds) :]]
