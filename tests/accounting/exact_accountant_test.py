@@ -325,6 +325,19 @@ def test_a_sample_needs_no_clipping(q):
   assert accountant.report(1e-2)[0].epsilon == math.inf
 
 
+def test_a_sample_may_cost_nothing_where_the_worst_case_would():
+  # Units are Gaussian mechanisms, the worst case is not.
+  accountant = BayesianAccountant()
+  accountant.compose(_event([0.0] * 500, 0.3), 20)
+  accountant.compose(_event([0.01] * 500, 1.0), 3)
+  epsilons = {r.claim.name: r.epsilon for r in accountant.report(1e-2)}
+  assert epsilons['census'] < epsilons['sample'] < epsilons['dp']
+  exact = optimize.brentq(
+    lambda e: _gaussian_delta(math.sqrt(0.03), e) - 1e-2, 1e-3, 5
+  )
+  assert epsilons['census'] == pytest.approx(exact, rel=1e-6)
+
+
 # --- δ of zero and one, and back.
 
 

@@ -701,7 +701,7 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       dp_accounting.SelfComposedDpEvent(event, count)
       for event, count in self._for_paper
     ]
-    paper = copy.copy(self._paper) or BayesianAccountant.paper()
+    paper: Any = copy.copy(self._paper)
     return paper.compose(dp_accounting.ComposedDpEvent(waiting))
 
   def _add_units(

@@ -188,8 +188,14 @@ class GaussianProfiles(Profiles):
     They fall if the worst case is Gaussian as well: the logarithm has the
     derivative 1/(R_worst - 1) - 1/(R_x - 1), where R, which is
     Φ(μ/2 - ε/μ) / e^ε Φ(-μ/2 - ε/μ), grows with μ because the normal hazard
-    rate over its argument falls.
+    rate over its argument falls. Of other worst cases that is not known, and
+    they are made to fall.
     """
+    if isinstance(worst, TabulatedProfiles):
+      end = worst.largest_epsilon
+      epsilons = _epsilons(end, end, OF_MANY)
+      table = np.stack([self.deltas(e) for e in epsilons], axis=1)
+      return TabulatedProfiles(epsilons, table).shares(worst)
 
     def at(epsilon: float) -> Shares:
       largest = float(worst.deltas(epsilon)[0])
