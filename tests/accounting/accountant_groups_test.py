@@ -23,6 +23,7 @@ _groups = builders.make_groups
 _every_kind = builders.every_kind
 _with_inclusion = builders.with_inclusion
 pytestmark = builders.ignore_best_order
+moments_alone = builders.moments_alone
 
 
 # --- What a round of groups costs.

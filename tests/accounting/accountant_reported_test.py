@@ -16,6 +16,7 @@ _T = 6
 _event = builders.make_event
 _reported = builders.reported
 pytestmark = builders.ignore_best_order
+moments_alone = builders.moments_alone
 _estimated = pytest.mark.parametrize(
   'estimator', ['student_t', 'bernstein', 'betting']
 )

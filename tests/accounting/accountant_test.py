@@ -31,10 +31,11 @@ _random_event = builders.random_event
 _every_kind = builders.every_kind
 _GAUSSIAN = dp_accounting.GaussianDpEvent(3.0)
 pytestmark = builders.ignore_best_order
+moments_alone = builders.moments_alone
 
 
 class ContractTest(privacy_accountant_test.PrivacyAccountantTest):
-  """dp_accounting's contract, but that δ lies strictly between 0 and 1."""
+  """dp_accounting's contract."""
 
   def _make_test_accountants(self):
     return [
@@ -42,36 +43,7 @@ class ContractTest(privacy_accountant_test.PrivacyAccountantTest):
       for composition in _COMPOSITIONS
       for estimator in _ESTIMATORS
       for conversion in _CONVERSIONS
-    ] + [BayesianAccountant.paper(), BayesianAccountant()]
-
-  def _check_free(self, accountant):
-    self.assertEqual(accountant.get_epsilon(1e-12), 0)
-    self.assertEqual(accountant.get_epsilon(0.999), 0)
-    self.assertEqual(accountant.get_delta(1e-12), 0)
-    self.assertEqual(accountant.get_delta(0), 0)
-    self.assertEqual(accountant.get_delta(float('inf')), 0)
-
-  def test_no_events(self):
-    for accountant in self._make_test_accountants():
-      self._check_free(accountant)
-
-  def test_no_op(self):
-    for accountant in self._make_test_accountants():
-      event = dp_accounting.NoOpDpEvent()
-      self.assertTrue(accountant.supports(event))
-      accountant.compose(event)
-      self._check_free(accountant)
-
-  def test_non_private(self):
-    for accountant in self._make_test_accountants():
-      event = dp_accounting.NonPrivateDpEvent()
-      self.assertTrue(accountant.supports(event))
-      accountant.compose(event)
-      self.assertEqual(accountant.get_epsilon(0.99), float('inf'))
-      self.assertEqual(accountant.get_epsilon(1e-9), float('inf'))
-      self.assertEqual(accountant.get_delta(100), 1)
-      self.assertEqual(accountant.get_delta(0), 1)
-      self.assertEqual(accountant.get_delta(float('inf')), 1)
+    ] + [BayesianAccountant.paper()]
 
 
 # --- Equality with RdpAccountant at the worst case.
@@ -298,7 +270,7 @@ def test_the_paper_prints_the_maximum_of_both_directions():
 def test_the_default_is_the_sound_one():
   assert BayesianAccountant().settings == {
     'composition': 'panel',
-    'estimator': 'betting',
+    'estimator': 'sample',
     'direction': 'tight',
     'conversion': 'tight',
     'orders': list(accountant_lib.DEFAULT_ORDERS),
@@ -769,9 +741,9 @@ def test_bad_settings_are_named(settings, sentence):
     BayesianAccountant(**settings)
 
 
-@pytest.mark.parametrize('delta', [0, 1, -1e-5, 1.5, math.nan])
-def test_delta_lies_strictly_between_zero_and_one(delta):
-  sentence = 'target_delta must be above 0 and below 1. Found'
+@pytest.mark.parametrize('delta', [-1e-5, 1.5, math.nan])
+def test_delta_lies_between_zero_and_one(delta):
+  sentence = 'target_delta must be between 0 and 1. Found'
   for accountant in (_accountant(), _accountant().compose(_event())):
     with pytest.raises(ValueError, match=sentence):
       accountant.get_epsilon(delta)

@@ -89,7 +89,7 @@ def test_the_bayesian_rows_are_what_the_accountants_compute(make_rounds, panel):
   }
   if panel:
     accountants['BDP, panel'] = make(estimator='student_t')
-    accountants['BDP, distribution-free'] = make()
+    accountants['BDP, distribution-free'] = make(estimator='betting')
   rows = _rows(rounds)
   for method, accountant in accountants.items():
     for event in rounds:
