@@ -71,7 +71,8 @@ def _account(
     output.clip_norm,
     panel=True,
   )
-  return BayesianAccountant().compose(event).get_epsilon(1e-3)
+  accountant = BayesianAccountant(estimator='betting').compose(event)
+  return accountant.get_epsilon_and_optimal_order(1e-3)[0]
 
 
 def _private_round(

@@ -34,7 +34,6 @@ from tf_bdp.accounting import (
 COMPOSITIONS = ('panel', 'holder', 'product')
 # By the exact divergences of single units; the others bound moments.
 EXACT_ESTIMATORS = ('sample', 'census', 'each')
-ESTIMATORS = (*EXACT_ESTIMATORS, *mean_bounds.ESTIMATORS)
 
 # Few and well spread: each order's bound takes its part of δ.
 DEFAULT_ORDERS = (
@@ -138,7 +137,9 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     validation.check_choice('composition', composition, COMPOSITIONS)
     if estimator is None:
       estimator = 'sample' if composition == 'panel' else 'betting'
-    validation.check_choice('estimator', estimator, ESTIMATORS)
+    validation.check_choice(
+      'estimator', estimator, (*EXACT_ESTIMATORS, *mean_bounds.ESTIMATORS)
+    )
     validation.check_choice('direction', direction, sampled_gaussian.DIRECTIONS)
     validation.check_choice(
       'conversion', conversion, conversion_lib.CONVERSIONS
@@ -340,15 +341,8 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
         f'they need {self._least_delta_for_bounds():.3g} of delta for bounds '
         f'that fail, and target_delta = {target_delta:g} leaves {kept:.3g}.'
       )
-    convert = functools.partial(
-      conversion_lib.epsilon_from_costs,
-      self._orders,
-      conversion=self._conversion,
-    )
-    epsilon, order = min(
-      convert(self._costs(kept), target_delta - kept),
-      convert(self._worst_case_costs(), target_delta),
-      key=lambda estimate: estimate[0],
+    epsilon, order = conversion_lib.epsilon_from_costs(
+      self._orders, self._costs(kept), target_delta - kept, self._conversion
     )
     at_end = order == self._orders[-1] or 1 < order == self._orders[0]
     if at_end and 0 < epsilon < math.inf:
@@ -483,10 +477,7 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
         return math.inf
       return min(tail(self._costs(kept)), exact) + kept
 
-    delta = tail(self._worst_case_costs())
-    if not self._bounds_taken() or self._estimator_delta is not None:
-      return min(delta, needed(0.5))
-    return min(delta, _smallest_sufficient(needed))
+    return self._sufficient_delta(needed)
 
   def would_exceed(
     self,
@@ -814,8 +805,12 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       kept = self._delta_for_bounds(delta)
       return claimed(epsilon, kept) + kept
 
+    return self._sufficient_delta(needed)
+
+  def _sufficient_delta(self, needed: Callable[[float], float]) -> float:
+    """Returns the smallest δ with needed(δ) <= δ, at most 1."""
     if not self._bounds_taken() or self._estimator_delta is not None:
-      return min(needed(0.5), 1.0)
+      return min(needed(0.5), 1.0)  # The part for bounds is the same for all δ.
     return _smallest_sufficient(needed)
 
   def _is_non_private(self) -> bool:
@@ -850,7 +845,10 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     )
 
   def _costs(self, delta_for_bounds: float) -> np.ndarray:
-    """Returns c(λ), true for all orders but with the given probability."""
+    """Returns c(λ), true for all orders but with the given probability.
+
+    At most those of the worst case, also where costs were reported.
+    """
     bounds = self._bounds_taken()
     # Where no bound is taken, the probability that one fails is not used.
     failure = delta_for_bounds / bounds if bounds else 0.5
@@ -863,7 +861,7 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     power = self._total_rounds or 1
     for part in self._rounds:
       costs = costs + part.log_upper_bound(failure) * (part.repeats / power)
-    return costs
+    return np.minimum(costs, self._worst_case_costs())
 
   def _worst_case_costs(self) -> np.ndarray:
     return self._ledger_costs(estimated=False) + self._ledger_costs(
