@@ -59,6 +59,11 @@ def rdp_epsilon(event, count=1, orders=ORDERS, delta=DELTA):
   return make_rdp_accountant(orders).compose(event, count).get_epsilon(delta)
 
 
+def tail_delta(estimator, delta=DELTA):
+  """What is left of δ, a tenth of which is kept for bounds that may fail."""
+  return delta if estimator == 'population' else 0.9 * delta
+
+
 def sampled_gaussian(q, noise_multiplier):
   return dp_accounting.PoissonSampledDpEvent(
     q, dp_accounting.GaussianDpEvent(noise_multiplier)
