@@ -23,6 +23,21 @@ def test_other_numbers_are_not_positive(value):
     validation.check_positive('x', value)
 
 
+@pytest.mark.parametrize('value', [0, 0.0, 1e-300, np.float32(0.5), 1e300])
+def test_numbers_that_are_not_negative_pass(value):
+  result = validation.check_not_negative('x', value)
+  assert result == value
+  assert type(result) is float
+
+
+@pytest.mark.parametrize('value', [-1e-300, -1, math.nan, math.inf])
+def test_negative_numbers_and_infinite_ones_are_refused(value):
+  with pytest.raises(
+    ValueError, match=f'x must be non-negative and finite. Found {value}.'
+  ):
+    validation.check_not_negative('x', value)
+
+
 @pytest.mark.parametrize('value', [1, 7.0, np.int64(3)])
 def test_positive_integers_pass(value):
   result = validation.check_positive_integer('x', value)
@@ -80,6 +95,13 @@ def test_others_are_no_orders(orders):
 def test_orders_are_a_list(orders):
   with pytest.raises(ValueError, match='orders must be a non-empty list'):
     validation.check_orders(orders)
+
+
+def test_orders_increase():
+  with pytest.raises(ValueError, match='orders must be in increasing order'):
+    validation.check_orders([1, 3, 2])
+  with pytest.raises(ValueError, match='none twice'):
+    validation.check_orders([1, 2, 2])
 
 
 def test_squared_distances_become_float64():

@@ -104,6 +104,17 @@ def test_the_attacker_succeeds_at_most_as_equation_1_says():
   assert conversion.attack_success_bound(1e4) == 1.0
 
 
+def test_delta_adds_to_the_attackers_success():
+  # An attacker that sees the one bit of randomised response, or with
+  # probability δ the truth: ((1 - δ) p + δ) with p = exp ε / (1 + exp ε).
+  p = math.exp(0.7) / (1 + math.exp(0.7))
+  found = conversion.attack_success_bound(0.7, 0.02)
+  assert found == pytest.approx((1 - 0.02) * p + 0.02)
+  assert conversion.attack_success_bound(0.0, 1.0) == 1.0
+  with pytest.raises(ValueError, match='delta must be between 0 and 1'):
+    conversion.attack_success_bound(1.0, 1.5)
+
+
 @pytest.mark.parametrize('epsilon', [-0.1, math.nan])
 def test_a_negative_epsilon_is_refused(epsilon):
   with pytest.raises(ValueError, match='epsilon must be non-negative'):

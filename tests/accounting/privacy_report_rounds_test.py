@@ -102,5 +102,5 @@ def test_the_report_of_reported_rounds_has_the_figure_and_no_findings():
   rows = json.loads(json.dumps(report.to_dict()))['rows']
   assert rows[-1]['epsilon'] == epsilon
   assert rows[-1]['attack_success_bound'] == pytest.approx(
-    1 / (1 + math.exp(-epsilon))
+    (math.exp(epsilon) + builders.DELTA) / (1 + math.exp(epsilon))
   )

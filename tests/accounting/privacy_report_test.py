@@ -143,9 +143,10 @@ def test_report_of_distances_is_that_of_their_events():
   assert report == _report()
 
 
-def test_attackers_bound_is_equation_1():
+def test_attackers_bound_is_equation_1_with_delta():
   for row in _report().to_dict()['rows']:
-    expected = 1 / (1 + np.exp(-row['epsilon']))
+    odds = np.exp(row['epsilon'])
+    expected = (odds + row['delta']) / (1 + odds)
     assert row['attack_success_bound'] == pytest.approx(expected)
 
 

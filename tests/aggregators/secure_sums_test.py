@@ -10,10 +10,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tf_bdp.accounting import mean_bounds
-from tf_bdp.aggregators import secure_sums
-from tf_bdp.learning import processes
-from tf_bdp.ops import client_costs
+from tests.aggregators import builders
+from tf_bdp.aggregators import private_mean, runtime, secure_sums
 
 # From what is almost nothing to the worst cases of the highest orders.
 _UPPER = (1e-280, 1e-9, 0.3, 1.0, 1.0 + 2**-52, 1024.0, 1e5, 1e11)
@@ -24,7 +22,7 @@ _COUNTS = (1, 2, 7)
 def context_before():
   """Sets the simulation's context; gives the one that was set before."""
   before = tff.framework.get_context_stack().current
-  secure_sums.set_simulation_context()
+  runtime.use_simulation_context()
   yield before
   tff.framework.set_default_context(before)
 
@@ -299,27 +297,25 @@ def _flat(structure):
 
 
 @functools.cache
-def _update_process():
-  factory = secure_sums.SecureUpdateSumFactory(_BOUND)
-  assert isinstance(factory, tff.aggregators.UnweightedAggregationFactory)
-  return factory.create(_UPDATE_TYPE)
+def _sum_of(update_type, bound=_BOUND):
+  @tff.federated_computation(tff.FederatedType(update_type, tff.CLIENTS))
+  def compute(updates):
+    return secure_sums.secure_update_sum(updates, bound)
+
+  return compute
 
 
 def _update_sum(updates):
-  return _update_process().next((), updates).result
+  return _sum_of(_UPDATE_TYPE)(updates)
 
 
-def test_the_sum_of_updates_has_the_types_of_an_unweighted_aggregation():
-  process = _update_process()
-  assert isinstance(process, tff.templates.AggregationProcess)
-  assert not process.is_weighted
-  signature = process.next.type_signature
-  assert signature.parameter[1] == tff.FederatedType(_UPDATE_TYPE, tff.CLIENTS)
-  assert signature.result.result == tff.FederatedType(_UPDATE_TYPE, tff.SERVER)
-  assert signature.result.measurements == tff.FederatedType((), tff.SERVER)
-  output = process.next(process.initialize(), [_update(0)])
-  assert list(output.result) == ['b', 'a']
-  assert output.measurements == ()
+def test_the_sum_of_updates_has_their_type():
+  compute = _sum_of(_UPDATE_TYPE)
+  assert compute.type_signature.result == tff.FederatedType(
+    _UPDATE_TYPE, tff.SERVER
+  )
+  tff.test.assert_not_contains_unsecure_aggregation(compute)
+  assert list(compute([_update(0)])) == ['b', 'a']
 
 
 @pytest.mark.parametrize('count', _COUNTS)
@@ -347,12 +343,10 @@ def test_tffs_own_secure_sum_lets_a_norm_grow():
   value_type = tff.TensorType(np.float32, [4])
   value = np.full(4, 0.9 * 2 * _BOUND / 2**32, np.float32)
   theirs = tff.aggregators.SecureSumFactory(_BOUND).create(value_type)
-  ours = secure_sums.SecureUpdateSumFactory(_BOUND).create(value_type)
   norm = np.linalg.norm(value)
   output = theirs.next(theirs.initialize(), [value])
   assert np.linalg.norm(output.result) > 1.1 * norm
-  output = ours.next(ours.initialize(), [value])
-  assert np.linalg.norm(output.result) <= norm
+  assert np.linalg.norm(_sum_of(value_type)([value])) <= norm
 
 
 def test_coordinates_beyond_the_bound_are_cut_and_others_zeroed():
@@ -383,154 +377,45 @@ def test_the_bound_of_updates_may_come_from_the_server():
 
 
 def test_updates_of_integers_are_refused():
-  factory = secure_sums.SecureUpdateSumFactory(1.0)
   with pytest.raises(TypeError, match='must be structures of floating-point'):
-    factory.create(tff.TensorType(np.int32, [2]))
+    _sum_of(tff.TensorType(np.int32, [2]))
 
 
 @pytest.mark.parametrize('bound', [0.0, -1.0, np.inf, np.nan])
 def test_the_bound_of_updates_must_be_positive(bound):
   with pytest.raises(ValueError, match='bound must be positive and finite'):
-    secure_sums.SecureUpdateSumFactory(bound)
+    secure_sums.SecureSummation(bound)
 
 
-# Whole learning processes.
-
-_SPEC = (
-  tf.TensorSpec([None, 3], tf.float32),
-  tf.TensorSpec([None], tf.int32),
-)
-_ORDERS = (1, 2, 8, 32)
-_PROBABILITY = 0.3
-_WORST_SQUARED_DISTANCE = 4.0
-_MOST_CLIENTS = 64
+# In aggregators.
 
 
-def _model_fn():
-  keras_model = tf.keras.Sequential(
-    [
-      tf.keras.layers.Input((3,)),
-      tf.keras.layers.Dense(2, kernel_initializer='zeros'),
+@pytest.mark.parametrize('kind', builders.KINDS)
+@pytest.mark.parametrize('bound', [None, 10.0])
+def test_a_private_mean_of_secure_sums_is_that_of_plain_ones(kind, bound):
+  mechanism = builders.mechanism(kind, 0.7, quantile=0.5)
+  plain, secure = (
+    private_mean.PrivateMeanFactory(
+      mechanism, noise_seed=3, summation=summation
+    ).create(builders.VALUE_TYPE)
+    for summation in (None, secure_sums.SecureSummation(bound))
+  )
+  tff.test.assert_not_contains_unsecure_aggregation(secure.next)
+  states = [process.initialize() for process in (plain, secure)]
+  for count in (4, 0, 1):
+    vectors = [*builders.vectors(count, count), np.full(5, np.nan)]
+    outputs = [
+      builders.run(process, vectors, state)
+      for process, state in zip((plain, secure), states)
     ]
-  )
-  return tff.learning.models.from_keras_model(
-    keras_model,
-    loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    input_spec=_SPEC,
-  )
-
-
-def _dataset(client):
-  generator = np.random.default_rng(client)
-  features = generator.normal(size=(4, 3)).astype(np.float32)
-  labels = generator.integers(0, 2, 4).astype(np.int32)
-  return tf.data.Dataset.from_tensor_slices((features, labels)).batch(4)
-
-
-def _costs_of(update):
-  """ℓ of the client at the distance of its norm, and its worst case."""
-  parts = [tf.reduce_sum(tf.square(part)) for part in tf.nest.flatten(update)]
-  distance = tf.minimum(tf.add_n(parts), _WORST_SQUARED_DISTANCE)
-  costs = client_costs.log_moments(
-    tf.stack([tf.cast(distance, tf.float64), _WORST_SQUARED_DISTANCE]),
-    _PROBABILITY,
-    _ORDERS,
-  )
-  return costs[0], costs[1]
-
-
-class _SumWithCosts(tff.aggregators.UnweightedAggregationFactory):
-  """Sums updates, and costs that the clients compute.
-
-  It measures the costs themselves as well, to compare with.
-  """
-
-  def create(self, value_type):
-    inner = secure_sums.SecureUpdateSumFactory(10.0).create(value_type)
-    vector = tff.TensorType(np.float64, [len(_ORDERS)])
-
-    @tff.tensorflow.computation(value_type)
-    def costs_of(update):
-      return _costs_of(update)[0]
-
-    @tff.tensorflow.computation()
-    def worst_case():
-      return _costs_of([tf.zeros([1])])[1]
-
-    @tff.tensorflow.computation(vector, vector)
-    def moments(costs, scale):
-      return tf.concat(client_costs.scaled_moments(costs, scale), axis=0)
-
-    @tff.federated_computation(
-      inner.initialize.type_signature.result,
-      tff.FederatedType(value_type, tff.CLIENTS),
-    )
-    def next_fn(state, value):
-      output = inner.next(state, value)
-      costs = tff.federated_map(costs_of, value)
-      worst = tff.federated_eval(worst_case, tff.SERVER)
-      scale = secure_sums.secure_maximum(costs, worst)
-      shares = tff.federated_map(
-        moments, (costs, tff.federated_broadcast(scale))
-      )
-      measured = collections.OrderedDict(
-        clients=tff.federated_secure_sum(
-          tff.federated_value(1, tff.CLIENTS), 1
-        ),
-        scale=scale,
-        sums=secure_sums.secure_sum(shares, 1.0, _MOST_CLIENTS),
-        worst=worst,
-        costs=tff.aggregators.federated_sample(costs, 100),
-      )
-      return tff.templates.MeasuredProcessOutput(
-        output.state, output.result, tff.federated_zip(measured)
-      )
-
-    return tff.templates.AggregationProcess(inner.initialize, next_fn)
-
-
-def test_a_learning_process_learns_as_with_plain_sums():
-  secure, plain = (
-    processes.build_fed_sgd(_model_fn, factory)
-    for factory in (
-      secure_sums.SecureUpdateSumFactory(10.0),
-      tff.aggregators.SumFactory(),
-    )
-  )
-  weights = []
-  for process in (secure, plain):
-    state = process.initialize()
-    for cohort in ((0, 1, 2), (3, 4)):
-      state = process.next(state, [_dataset(client) for client in cohort]).state
-    weights.append(_flat(process.get_model_weights(state).trainable))
-  assert np.linalg.norm(weights[1]) > 0.01
-  np.testing.assert_allclose(*weights, rtol=0, atol=1e-7)
-
-
-def test_costs_of_a_learning_process_leave_as_sums_that_bound_their_mean():
-  process = processes.build_fed_sgd(_model_fn, _SumWithCosts())
-  output = process.next(
-    process.initialize(), [_dataset(client) for client in range(7)]
-  )
-  measured = output.metrics['aggregator']
-  costs = np.asarray(measured['costs'])
-  assert costs.shape == (7, len(_ORDERS))
-  assert np.all(np.asarray(measured['scale']) >= costs.max(axis=0))
-  first, second = np.split(np.asarray(measured['sums']), 2)
-  found = client_costs.bound_from_sums(
-    int(measured['clients']),
-    first,
-    second,
-    measured['worst'],
-    1e-2,
-    'student_t',
-    measured['scale'],
-    secure_sums.resolution(1.0, _MOST_CLIENTS),
-  )
-  exact = mean_bounds.student_t(costs, 1e-2, np.asarray(measured['worst']))
-  assert np.all(exact < np.asarray(measured['worst']))
-  assert np.all(found >= exact)
-  np.testing.assert_allclose(found, exact, rtol=1e-6)
+    one, other = (builders.flat(output.result) for output in outputs)
+    np.testing.assert_allclose(one, other, rtol=0, atol=2e-7)
+    # Counts are exact.
+    one, other = (output.measurements for output in outputs)
+    assert one == other
+    assert one['participants'] == count
+    assert one['failed_clients'] == 1
+    states = [output.state for output in outputs]
 
 
 # Contexts.
@@ -542,6 +427,6 @@ def test_secure_sums_run_in_the_simulation_context():
 
 def test_tffs_own_context_is_told_to_be_unable_to(context_before):
   with tff.framework.get_context_stack().install(context_before):
-    sentence = r'cannot run secure sums.*set_simulation_context\(\)'
+    sentence = r'cannot run secure sums.*use_simulation_context\(\)'
     with pytest.raises(RuntimeError, match=sentence):
       secure_sums.check_context()

@@ -1,12 +1,14 @@
+"""Tests of which examples clients draw, and which are measured."""
+
 import dataclasses
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from tests.mechanisms import builders
 from tf_bdp.learning import algorithm as algorithm_lib
-from tf_bdp.learning import example_batches, federated_data
-from tf_bdp.mechanisms import instance as instance_mechanism
+from tf_bdp.learning import example_batches, federated_data, sampling
 
 _HOLDINGS = (6, 4, 3, 9)
 _BATCH_SIZE = 3
@@ -22,7 +24,9 @@ def _data(holdings=_HOLDINGS):
   order = np.random.default_rng(0).permutation(ends[-1])
   clients = np.split(order, ends[:-1])
   features = np.zeros((ends[-1], 1), np.float32)
-  return federated_data.FederatedData(features, np.zeros(len(order)), clients)
+  return federated_data.FederatedData(
+    features, np.zeros(len(order), int), clients
+  )
 
 
 def _batches(
@@ -38,18 +42,19 @@ def _batches(
     'local_steps': rule.local_steps(max(holdings), _BATCH_SIZE),
     **options,
   }
-  if level == 'split':
-    options['server_noise_multiplier'] = 1.0
-  mechanism = instance_mechanism.InstanceMechanism(
-    level=level,
+  mechanism = builders.make_mechanism(
+    level,
     noise_multiplier=0.5,
     clip_norm=1.0,
     participation_probability=0.5,
-    expected_clients=2.0,
+    clients_per_round=2.0,
     total_examples=sum(holdings),
     **options,
   )
-  return example_batches.ExampleBatches(_data(holdings), mechanism, rule, seed)
+  sampler = sampling.Sampler(len(holdings), seed=seed)
+  return example_batches.ExampleBatches(
+    _data(holdings), mechanism, rule, sampler
+  )
 
 
 def _sets(draw):
@@ -307,7 +312,7 @@ def test_the_groups_of_a_panel_are_the_same_whoever_takes_part(level):
   assert kinds == {(_PANEL, (0, 0, 0), (4, 3, 9), (4, 3, 4))}
 
 
-@pytest.mark.parametrize('clipping', instance_mechanism.CLIPPINGS)
+@pytest.mark.parametrize('clipping', builders.CLIPPINGS)
 @pytest.mark.parametrize(
   ('level', 'options', 'clients'),
   [
@@ -379,7 +384,32 @@ def test_a_batch_without_examples_is_a_group_of_none():
   groups = batches.groups({1: draw}, {1: np.zeros((1, 7))}, [1], [])
   assert groups.sizes.tolist() == [0]
   assert groups.squared_moves.size == 0
-  event = batches.mechanism.example_event(groups, 1)
+  event = builders.example_event(batches.mechanism, groups, 1)
   # Nothing was measured, so the worst is assumed: (2 / 0.5)².
   (part,) = event.groups
   np.testing.assert_allclose(part.squared_distances, 16.0)
+
+
+def test_an_example_that_a_client_holds_twice_is_refused():
+  data = _data()
+  twice = [data.indices(0), np.array([3, 5, 3])]
+  copies = federated_data.FederatedData(data.features, data.labels, twice)
+  with pytest.raises(ValueError, match='Client 1 holds an example several tim'):
+    dataclasses.replace(_batches(), data=copies)
+
+
+def test_joint_refuses_fed_avg():
+  with pytest.raises(ValueError, match='Joint privacy is for FedSGD only'):
+    _batches('joint', 'fed_avg', local_steps=1)
+
+
+def test_aggregate_refuses_noise_of_the_server_in_fed_avg():
+  sentence = 'In fed_avg clients scale their noise by their learning rate'
+  with pytest.raises(ValueError, match=sentence):
+    _batches(
+      'instance_aggregate',
+      'fed_avg',
+      local_steps=1,
+      batch_size=9,
+      server_noise_multiplier=0.5,
+    )

@@ -1,3 +1,5 @@
+"""Tests of who holds which examples."""
+
 import numpy as np
 import pytest
 
@@ -57,3 +59,45 @@ def test_features_and_labels_must_be_equally_many():
 def test_there_must_be_a_client():
   with pytest.raises(ValueError, match=r'at least one client. Found none'):
     federated_data.FederatedData(_FEATURES, _LABELS, [])
+
+
+@pytest.mark.parametrize(
+  'labels, found',
+  [
+    (np.eye(3, dtype=np.float32)[_LABELS], r'float32 of shape \(6, 3\)'),
+    (np.eye(3, dtype=int)[_LABELS], r'int64 of shape \(6, 3\)'),
+    (_LABELS.astype(float), r'float64 of shape \(6,\)'),
+    (_LABELS[:, np.newaxis], r'int64 of shape \(6, 1\)'),
+  ],
+  ids=['one-hot', 'one-hot integers', 'floats', 'a column'],
+)
+def test_labels_that_are_not_one_integer_each_are_refused(labels, found):
+  sentence = f'one integer for each example. Found {found}.* np.argmax'
+  with pytest.raises(ValueError, match=sentence):
+    federated_data.FederatedData(_FEATURES, labels, _CLIENTS)
+
+
+@pytest.mark.parametrize('client', [-1, 4, 100])
+def test_a_client_that_there_is_not_is_refused(client):
+  sentence = f'There are 4 clients, numbered from 0. Found client {client}'
+  with pytest.raises(ValueError, match=sentence):
+    _data().indices(client)
+
+
+@pytest.mark.parametrize('index', [-1, 6])
+def test_examples_that_there_are_not_are_refused(index):
+  clients = [np.array([0]), np.array([2, index])]
+  sentence = 'Client 1 holds examples that there are not.* from 0 to 5'
+  with pytest.raises(ValueError, match=sentence):
+    federated_data.FederatedData(_FEATURES, _LABELS, clients)
+
+
+def test_holdings_are_how_many_examples_each_client_has():
+  assert _data().holdings == [2, 1, 0, 6]
+
+
+def test_participants_come_first_and_nobody_twice():
+  first = federated_data.participants_first
+  assert first([3, 1], [0, 1, 2, 3]) == [3, 1, 0, 2]
+  assert first([], [2]) == [2]
+  assert first([2], []) == [2]

@@ -1,10 +1,12 @@
+"""Tests of TFF processes with private aggregators, against steps by hand."""
+
 import dp_accounting
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tf_bdp import aggregators
+from tf_bdp import aggregators, learning
 from tf_bdp.accounting import accountant as accountant_lib
 from tf_bdp.accounting import events
 from tf_bdp.learning import processes
@@ -66,7 +68,18 @@ def _mean(updates):
 
 def _factory(kind, noise=0.0, seed=None):
   constructor = getattr(aggregators.ClientPrivacyFactory, kind)
-  return constructor(noise, _CLIP, _PROBABILITY, _EXPECTED, noise_seed=seed)
+  return constructor(
+    noise,
+    _EXPECTED,
+    _CLIP,
+    participation_probability=_PROBABILITY,
+    noise_seed=seed,
+  )
+
+
+def _event(metrics, kind, noise=0.9):
+  mechanism = _factory(kind, noise).mechanism
+  return learning.events_from_metrics(metrics, mechanism)['client']
 
 
 @pytest.fixture(scope='module')
@@ -140,7 +153,7 @@ def test_fed_avg_trains_and_its_metrics_make_events():
     tff.learning.optimizers.build_sgdm(0.5),
   )
   metrics = _metrics_of_rounds(process, [(0, 1, 2, 3), (2, 3)])
-  several, two = (processes.events_from_metrics(m)[0] for m in metrics)
+  several, two = (_event(m, 'mean') for m in metrics)
   assert isinstance(several, events.BayesianGaussianEvent)
   assert several.squared_distances.size == 4
   assert not several.panel
@@ -152,9 +165,7 @@ def test_fed_avg_trains_and_its_metrics_make_events():
   [
     tff.aggregators.MeanFactory(),
     tff.learning.robust_aggregator(),
-    tff.aggregators.as_weighted_aggregator(
-      aggregators.ClientPrivacyFactory.sum(1.0, 1.0, 0.1, 10.0)
-    ),
+    tff.aggregators.as_weighted_aggregator(_factory('sum', 1.0)),
     None,
   ],
   ids=['mean', 'robust', 'wrapped', 'none'],
@@ -169,7 +180,11 @@ def test_weighted_aggregation_is_refused_with_the_reason(aggregator):
     )
 
 
-def test_tffs_weighted_averaging_does_not_take_the_factory():
+def test_tffs_own_processes_say_how_to_wrap_the_factory():
+  with pytest.raises(TypeError, match='as_weighted_aggregator'):
+    tff.learning.algorithms.build_fed_sgd(
+      _model_fn, model_aggregator=_factory('sum')
+    )
   with pytest.raises(TypeError):
     tff.learning.algorithms.build_weighted_fed_avg(
       _model_fn,
@@ -182,8 +197,7 @@ def test_the_ledger_of_a_sum_is_dp_accountings_own_figure(private_sum):
   cohorts = [(0, 1, 2, 3, 4), (), (1, 2), (5,), (0, 2, 4, 6)]
   accountant = accountant_lib.BayesianAccountant('holder', total_rounds=5)
   for metrics in _metrics_of_rounds(private_sum, cohorts):
-    for event in processes.events_from_metrics(metrics):
-      accountant.compose(event)
+    accountant.compose(_event(metrics, 'sum'))
   one_round = dp_accounting.PoissonSampledDpEvent(
     _PROBABILITY, dp_accounting.GaussianDpEvent(0.9)
   )
@@ -201,8 +215,7 @@ def test_the_ledger_of_a_mean_is_dp_accountings_own_figure(private_mean):
   cohorts = [(0, 1, 2, 3, 4), (), (1, 2), (5,), (0, 2, 4, 6)]
   accountant = accountant_lib.BayesianAccountant('holder', total_rounds=5)
   for metrics in _metrics_of_rounds(private_mean, cohorts):
-    for event in processes.events_from_metrics(metrics):
-      accountant.compose(event)
+    accountant.compose(_event(metrics, 'mean'))
   wanted = dp_accounting.rdp.RdpAccountant()
   # z n / (2 n̄); alone, z / n̄; nobody, nothing (ACCOUNTING.md, section 5).
   for participants in (5 / 2, 2 / 2, 1, 4 / 2):
@@ -216,7 +229,7 @@ def test_the_ledger_of_a_mean_is_dp_accountings_own_figure(private_mean):
 
 def test_distances_of_gradients_are_those_of_leaving_one_out(private_mean):
   (metrics,) = _metrics_of_rounds(private_mean, [range(5)])
-  (event,) = processes.events_from_metrics(metrics)
+  event = _event(metrics, 'mean')
   zero = [np.zeros((3, 2)), np.zeros(2)]
   updates = [_clipped(_gradient(zero, *_examples(c))) for c in range(5)]
   wanted = []
@@ -228,47 +241,6 @@ def test_distances_of_gradients_are_those_of_leaving_one_out(private_mean):
   np.testing.assert_allclose(
     np.sort(event.squared_distances), np.sort(wanted), rtol=1e-4
   )
-
-
-def test_metrics_of_the_aggregator_alone_make_the_same_events(private_sum):
-  (metrics,) = _metrics_of_rounds(private_sum, [range(4)])
-  assert processes.events_from_metrics(
-    metrics
-  ) == processes.events_from_metrics(metrics['aggregator'])
-
-
-def test_a_round_without_noise_is_a_non_private_event():
-  process = _factory('mean').create(tff.TensorType(np.float32, [2]))
-  output = process.next(process.initialize(), [np.ones(2, np.float32)] * 4)
-  (event,) = processes.events_from_metrics(output.measurements)
-  assert isinstance(event, dp_accounting.NonPrivateDpEvent)
-
-
-@pytest.mark.parametrize(
-  'metrics',
-  [
-    {},
-    {'aggregator': ()},
-    {'aggregator': {'mean_value': (), 'mean_weight': ()}},
-    {'client_work': {'train': {'loss': 1.0}}},
-  ],
-)
-def test_metrics_of_other_aggregators_are_refused(metrics):
-  sentence = 'no measurements of a ClientPrivacyFactory'
-  with pytest.raises(ValueError, match=sentence):
-    processes.events_from_metrics(metrics)
-
-
-def test_metrics_of_tffs_own_private_aggregator_are_refused():
-  factory = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
-    noise_multiplier=0.7, clients_per_round=4.0, clip=1.0
-  )
-  process = factory.create(tff.TensorType(np.float32, [2]))
-  output = process.next(process.initialize(), [np.ones(2, np.float32)])
-  with pytest.raises(ValueError, match='ClientPrivacyFactory'):
-    processes.events_from_metrics(
-      {'distributor': (), 'aggregator': output.measurements}
-    )
 
 
 def test_a_panel_is_measured_against_the_aggregate():
@@ -285,27 +257,25 @@ def test_a_panel_is_measured_against_the_aggregate():
   weights = tff.learning.models.ModelWeights(
     [np.full((3, 2), 0.5, np.float32), np.full(2, 0.25, np.float32)], []
   )
-  for kind in ('mean', 'sum'):
-    measure = processes.build_panel_measurement(_model_fn, client_update, kind)
-    rows = measure(
-      {
-        'weights': weights,
-        'aggregate': aggregate,
-        'clip_norm': np.float32(_CLIP),
-      },
-      [_dataset(client) for client in range(4)],
-      [np.int32(10 + client) for client in range(4)],
+  measure = processes.build_panel_measurement(_model_fn, client_update)
+  rows = measure(
+    {
+      'weights': weights,
+      'aggregate': aggregate,
+      'clip_norm': np.float32(_CLIP),
+    },
+    [_dataset(client) for client in range(4)],
+    [np.int32(10 + client) for client in range(4)],
+  )
+  rows = rows[np.argsort(rows[:, 0])]
+  np.testing.assert_array_equal(rows[:, 0], np.arange(10, 14))
+  for client, row in enumerate(rows):
+    features = _examples(client)[0].sum(axis=0)
+    update = _clipped(
+      [np.stack([features, features], axis=1) + 0.5, np.full(2, 0.25)]
     )
-    rows = rows[np.argsort(rows[:, 0])]
-    np.testing.assert_array_equal(rows[:, 0], np.arange(10, 14))
-    for client, row in enumerate(rows):
-      features = _examples(client)[0].sum(axis=0)
-      update = _clipped(
-        [np.stack([features, features], axis=1) + 0.5, np.full(2, 0.25)]
-      )
-      norm = sum(np.sum(part**2) for part in update)
-      moved = [u - a for u, a in zip(update, aggregate)]
-      deviation = sum(np.sum(part**2) for part in moved)
-      assert row[1] == pytest.approx(norm, rel=1e-5)
-      wanted = deviation if kind == 'mean' else norm
-      assert row[2] == pytest.approx(wanted, rel=1e-5)
+    norm = sum(np.sum(part**2) for part in update)
+    moved = [u - a for u, a in zip(update, aggregate)]
+    deviation = sum(np.sum(part**2) for part in moved)
+    assert row[1] == pytest.approx(norm, rel=1e-5)
+    assert row[2] == pytest.approx(deviation, rel=1e-5)

@@ -126,7 +126,7 @@ def test_every_method_has_its_line(tmp_path, privacy):
       f'{row.epsilon:.3f}',
       f'{row.delta:g}',
       '–' if row.order is None else str(row.order),
-      f'{attack_success_bound(row.epsilon):.4f}',
+      f'{attack_success_bound(row.epsilon, row.delta):.4f}',
       row.assumption,
     ]
 

@@ -53,7 +53,7 @@ def test_a_kill_while_saving_leaves_a_whole_checkpoint(tmp_path):
     f"""
     import pathlib
     import numpy as np
-    from tf_bdp.learning import checkpoint
+    from tf_bdp.training import checkpoint
     for number in range(10**6):
       array = np.full(200_000, number)
       checkpoint.save(pathlib.Path({str(path)!r}), {{'a': array}}, {{'n': number}})

@@ -1,235 +1,197 @@
-import csv
-import dataclasses
+"""The training loop at every level of privacy."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_bdp.accounting import BayesianAccountant
-from tf_bdp.engines import in_process as inprocess_engine
-from tf_bdp.learning import algorithm as algorithm_lib
-from tf_bdp.learning import federated_data
-from tf_bdp.mechanisms import client as mechanism_lib
-from tf_bdp.training import evaluation
-from tf_bdp.training import loop as training
+from tests.training import runs
+from tf_bdp.training import loop, progress
 
-_CLIENTS = 12
-_SETTINGS = {'name': 'test', 'clients': _CLIENTS}
+_BOTH = ('joint', 'split')
 
 
-def _model():
-  tf.keras.utils.set_random_seed(0)
-  layers = [
-    tf.keras.layers.Input((4, 4, 1)),
-    tf.keras.layers.Flatten(),
-    tf.keras.layers.Dense(3),
-  ]
-  return tf.keras.Sequential(layers)
-
-
-@pytest.fixture(name='data', scope='module')
-def _data():
-  generator = np.random.default_rng(0)
-  labels = generator.integers(0, 3, 120)
-  features = generator.normal(size=(120, 4, 4, 1)).astype(np.float32)
-  features[np.arange(120), labels, 0, 0] += 3
-  clients = np.array_split(np.arange(120), _CLIENTS)
-  return federated_data.FederatedData(features, labels, clients)
-
-
-def _engine(data, noise_multiplier=1.0, noise_seed=3, learning_rate=0.5):
-  mechanism = mechanism_lib.GaussianMechanism(
-    'mean', noise_multiplier, 1.0, 0.5, 0.5 * _CLIENTS
+def test_a_run_learns(tmp_path):
+  runner = runs.plan('client', noise_multiplier=0.3).engine(
+    runs.model, runs.data()
   )
-  algorithm = algorithm_lib.Algorithm(learning_rate=learning_rate, momentum=0.5)
-  return inprocess_engine.InProcessEngine(
-    _model, data, mechanism, algorithm, noise_seed=noise_seed
+  done = runs.train(
+    'client', tmp_path, runner=runner, rounds=20, noise_multiplier=0.3
   )
+  assert done.round_number == 20
+  assert done.rows[-1]['accuracy'] > 0.75
+  assert done.rows[-1]['loss'] < done.rows[1]['loss']
 
 
-_CONFIG = training.TrainingConfig(
-  rounds=9,
-  client_count=_CLIENTS,
-  delta=1e-3,
-  panel_size=_CLIENTS,
-  evaluate_every=2,
-  checkpoint_every=3,
-)
+@pytest.mark.parametrize('level', runs.LEVELS)
+def test_a_run_leaves_a_row_a_round_with_all_that_is_protected(whole, level):
+  _, done = whole(level)
+  assert [row['round'] for row in done.rows] == list(range(1, runs.ROUNDS + 1))
+  evaluated = [row['accuracy'] != '' for row in done.rows]
+  assert evaluated == [False, True] * 3
+  names = {'dp_epsilon', 'bdp_epsilon'}
+  if level in _BOTH:
+    names |= {'example_dp_epsilon', 'example_bdp_epsilon'}
+  assert {name for name in done.rows[0] if 'epsilon' in name} == names
+  assert tuple(done.accountants) == runs.UNITS[level]
+  for unit, accountant in done.accountants.items():
+    relation = runs.plan(level).mechanism.relation(unit)
+    assert accountant.neighboring_relation == relation
+  assert all(0 < done.rows[-1][name] < np.inf for name in names)
 
 
-def _train(engine, data, directory, config=_CONFIG, resume=False, **settings):
-  evaluator = evaluation.Evaluator(_model(), data.features, data.labels)
-  return training.train(
-    engine,
-    config,
-    evaluator.evaluate,
-    directory,
-    {**_SETTINGS, **settings},
-    resume=resume,
-  )
-
-
-def _rows(directory):
-  with open(directory / training.METRICS_FILE, newline='') as file:
-    return [
-      {name: value for name, value in row.items() if name != 'seconds'}
-      for row in csv.DictReader(file)
-    ]
-
-
-def test_a_run_learns_and_leaves_a_row_for_every_round(data, tmp_path):
-  config = dataclasses.replace(_CONFIG, rounds=30)
-  engine = _engine(data, noise_multiplier=0.3)
-  progress = _train(engine, data, tmp_path, config)
-  rows = _rows(tmp_path)
-  assert [int(row['round']) for row in rows] == list(range(1, 31))
-  evaluated = [int(r['round']) for r in rows if r['accuracy']]
-  assert evaluated == list(range(2, 31, 2))
-  assert float(rows[-1]['accuracy']) > 0.8
-  assert progress.round_number == 30
-  assert list((tmp_path / 'tensorboard').iterdir())
-
-
-def test_epsilons_are_those_of_an_accountant_fed_by_hand(data, tmp_path):
-  engine = _engine(data)
-  progress = _train(engine, data, tmp_path)
-  accountant = BayesianAccountant(estimator='betting')
-  for event in training.events_of(engine.mechanism, _CONFIG, progress)[
-    'client'
-  ]:
+@pytest.mark.parametrize(('level', 'unit', 'prefix'), runs.LEVELS_AND_UNITS)
+def test_epsilons_are_those_of_accountants_fed_by_hand(
+  whole, level, unit, prefix
+):
+  _, done = whole(level)
+  accountant = runs.plan(level).accountant(unit)
+  delta = 1e-2 if prefix else 1e-3
+  for event, row in zip(done.events_of(unit), done.rows, strict=True):
     accountant.compose(event)
-  last = progress.rows[-1]
-  by_moments, _ = accountant.get_epsilon_and_optimal_order(1e-3)
-  assert last['bdp_epsilon'] == by_moments
-  assert last['dp_epsilon'] == accountant.get_worst_case_epsilon(1e-3)
-  assert last['bdp_epsilon'] <= last['dp_epsilon']
+    bdp, _ = accountant.get_epsilon_and_optimal_order(delta)
+    assert row[f'{prefix}bdp_epsilon'] == bdp
+    dp = accountant.get_worst_case_epsilon(delta)
+    assert row[f'{prefix}dp_epsilon'] == dp
+    # A tenth of δ is kept for bounds that fail.
+    assert 0 <= bdp <= accountant.get_worst_case_epsilon(0.9 * delta)
 
 
-@pytest.mark.parametrize('rounds', [1, 3, 4, 7, 8])
-def test_a_resumed_run_is_the_run_that_was_not_interrupted(
-  data, tmp_path, rounds
+@pytest.mark.parametrize('level', runs.LEVELS)
+def test_rounds_are_those_of_the_engine_run_by_hand(whole, level):
+  _, done = whole(level)
+  runner, sampler = runs.engine(level), runs.plan(level).sampler
+  panel = sampler.panel(runs.plan(level).panel_size).tolist()
+  assert len(panel) == runs.LEVELS[level]['panel_size']
+  state = runner.initial_state()
+  for number in range(runs.ROUNDS):
+    cohort = sampler.participants(number).tolist()
+    part = runner.run_round(state, number, cohort, panel)
+    state = part.state
+    assert done.events[number] == part.events
+    assert done.rows[number]['participants'] == len(cohort)
+  for left, right in zip(tf.nest.flatten(done.state), tf.nest.flatten(state)):
+    np.testing.assert_array_equal(left, right)
+
+
+# Budgets.
+
+
+@pytest.mark.parametrize(('level', 'unit', 'prefix'), runs.LEVELS_AND_UNITS)
+def test_training_stops_before_the_round_that_would_exceed_a_budget(
+  whole, level, unit, prefix, tmp_path
 ):
-  whole = _train(_engine(data), data, tmp_path / 'whole')
-  engine = _engine(data)
-  run_round, done = engine.run_round, []
-
-  def interrupted(*arguments):
-    if len(done) == rounds:
-      raise KeyboardInterrupt
-    done.append(None)
-    return run_round(*arguments)
-
-  engine.run_round = interrupted
-  with pytest.raises(KeyboardInterrupt):
-    _train(engine, data, tmp_path / 'cut')
-  resumed = _train(_engine(data), data, tmp_path / 'cut', resume=True)
-  assert _rows(tmp_path / 'cut') == _rows(tmp_path / 'whole')
-  for one, other in zip(whole.state, resumed.state):
-    np.testing.assert_array_equal(one, other)
-  assert whole.accountants['client'].state_dict() == (
-    resumed.accountants['client'].state_dict()
+  _, done = whole(level)
+  spent = [row[f'{prefix}bdp_epsilon'] for row in done.rows]
+  # The first round from the second on that costs something.
+  stop = next(
+    i for i in range(2, runs.ROUNDS) if spent[i] > spent[i - 1] + 1e-6
   )
-
-
-def test_resuming_a_finished_run_changes_nothing(data, tmp_path):
-  _train(_engine(data), data, tmp_path)
-  before = _rows(tmp_path)
-  progress = _train(_engine(data), data, tmp_path, resume=True)
-  assert progress.round_number == _CONFIG.rounds
-  assert _rows(tmp_path) == before
-
-
-def test_training_stops_before_the_round_that_would_exceed_the_budget(
-  data, tmp_path
-):
-  whole = _train(_engine(data), data, tmp_path / 'whole')
-  budget = whole.rows[4]['bdp_epsilon'] + 1e-6
-  config = dataclasses.replace(_CONFIG, bdp_epsilon_budget=budget)
-  progress = _train(_engine(data), data, tmp_path / 'stopped', config)
-  assert progress.round_number == 5
-  assert progress.rows[-1]['bdp_epsilon'] <= budget
-  assert whole.rows[5]['bdp_epsilon'] > budget
-  assert 'exceed the budget' in progress.stopped
-  again = _train(_engine(data), data, tmp_path / 'stopped', config, resume=True)
-  assert again.round_number == 5
-
-
-def test_dp_alone_stops_while_training_goes_on(data, tmp_path):
-  whole = _train(_engine(data), data, tmp_path / 'whole')
-  budget = whole.rows[3]['dp_epsilon'] + 1e-6
-  config = dataclasses.replace(_CONFIG, dp_epsilon_budget=budget)
-  progress = _train(_engine(data), data, tmp_path / 'run', config)
-  assert progress.round_number == _CONFIG.rounds
-  assert progress.dp_stop['round'] == 4
-  assert progress.dp_stop['accuracy'] == whole.rows[3]['accuracy']
-
-
-def test_without_a_panel_composition_is_by_hoelder(data, tmp_path):
-  config = dataclasses.replace(_CONFIG, panel_size=0, estimator='student_t')
-  progress = _train(_engine(data), data, tmp_path, config)
-  assert progress.accountants['client'].settings['composition'] == 'holder'
-  assert (
-    progress.accountants['client'].settings['total_rounds'] == _CONFIG.rounds
+  budget = {f'{prefix}bdp_epsilon_budget': spent[stop - 1] + 1e-7}
+  stopped = runs.train(level, tmp_path, **budget)
+  assert stopped.round_number == stop
+  whose = f" {unit}s'" if level in _BOTH else ''
+  assert stopped.stopped.startswith(
+    f'the next round would exceed the{whose} budget of epsilon = '
   )
-  assert np.isfinite(progress.rows[-1]['bdp_epsilon'])
+  # The round that would have exceeded it is dropped: no accountant has it.
+  for name, accountant in stopped.accountants.items():
+    fresh = runs.plan(level).accountant(name)
+    for event in done.events_of(name)[:stop]:
+      fresh.compose(event)
+    assert accountant.state_dict() == fresh.state_dict()
+  for row, wanted in zip(stopped.rows, done.rows):
+    assert row[f'{prefix}bdp_epsilon'] == wanted[f'{prefix}bdp_epsilon']
+  again = runs.train(level, tmp_path, resume=True, **budget)
+  runs.check_same(again, stopped)
 
 
-def test_without_noise_epsilon_is_infinite(data, tmp_path):
-  progress = _train(_engine(data, noise_multiplier=0.0), data, tmp_path)
-  assert progress.rows[-1]['bdp_epsilon'] == np.inf
-  assert progress.rows[-1]['dp_epsilon'] == np.inf
+@pytest.mark.parametrize('level', ['client', 'instance_aggregate', 'joint'])
+def test_dp_alone_stops_while_training_goes_on(whole, level, tmp_path):
+  _, done = whole(level)
+  # Evaluated, so that what DP's model would be worth is known.
+  budget = done.rows[3]['dp_epsilon'] + 1e-6
+  assert done.rows[4]['dp_epsilon'] > budget
+  found = runs.train(level, tmp_path, dp_epsilon_budget=budget)
+  assert found.round_number == runs.ROUNDS
+  assert found.dp_stop == {
+    'round': 4,
+    'accuracy': done.rows[3]['accuracy'],
+    'loss': done.rows[3]['loss'],
+  }
 
 
-def test_other_settings_are_refused_by_name(data, tmp_path):
-  _train(_engine(data), data, tmp_path)
-  with pytest.raises(ValueError, match=r"name: 'test' in .*, 'other' here"):
-    _train(_engine(data), data, tmp_path, resume=True, name='other')
+# Noise, failures, averages.
 
 
-def test_a_directory_with_a_run_is_not_overwritten(data, tmp_path):
-  _train(_engine(data), data, tmp_path)
-  with pytest.raises(ValueError, match='holds a run already'):
-    _train(_engine(data), data, tmp_path)
+@pytest.mark.parametrize('level', ['client', 'instance_parallel', *_BOTH])
+def test_without_noise_every_epsilon_is_infinite(level, tmp_path):
+  changes = {'noise_multiplier': 0.0, 'rounds': 2}
+  if level == 'split':
+    changes['server_noise_multiplier'] = 0.0
+  runner = runs.plan(level, **changes).engine(runs.model, runs.data())
+  last = runs.train(level, tmp_path, runner=runner, **changes).rows[-1]
+  found = [value for name, value in last.items() if 'epsilon' in name]
+  assert found == [np.inf] * (4 if level in _BOTH else 2)
+  assert last['accuracy'] > 0.4
 
 
-def test_a_damaged_checkpoint_is_refused(data, tmp_path):
-  _train(_engine(data), data, tmp_path)
-  path = tmp_path / training.CHECKPOINT_FILE
-  path.write_bytes(path.read_bytes()[:1000])
-  with pytest.raises(ValueError, match='is not a checkpoint'):
-    _train(_engine(data), data, tmp_path, resume=True)
+@pytest.mark.parametrize('level', ['client', 'joint', 'instance_sequential'])
+def test_failing_clients_are_counted_and_left_out(level, tmp_path):
+  runner = runs.plan(level).engine(runs.model, runs.broken_data(0))
+  done = runs.train(level, tmp_path, runner=runner)
+  assert 0 < sum(row['failed_clients'] for row in done.rows) <= runs.ROUNDS
+  assert np.all(np.isfinite(done.state.weights))
 
 
-def test_failed_clients_are_counted_and_left_out(data, tmp_path):
-  features = data.features.copy()
-  features[data.indices(0)] = 3e38  # Overflows in the forward pass.
-  clients = [data.indices(client) for client in range(_CLIENTS)]
-  broken = federated_data.FederatedData(features, data.labels, clients)
-  progress = _train(_engine(broken), data, tmp_path)
-  failed = sum(row['failed_clients'] for row in progress.rows)
-  assert 0 < failed <= _CONFIG.rounds
-  assert np.all(np.isfinite(progress.state.weights))
-
-
-def test_a_round_in_which_all_fail_stops_with_an_error(data, tmp_path):
-  features = np.full_like(data.features, 3e38)
-  clients = [data.indices(client) for client in range(_CLIENTS)]
-  broken = federated_data.FederatedData(features, data.labels, clients)
+def test_a_round_in_which_all_fail_stops_with_an_error(tmp_path):
+  broken = runs.broken_data(*range(runs.CLIENTS))
+  runner = runs.plan('client').engine(runs.model, broken)
   with pytest.raises(RuntimeError, match='No update of round 1 could be used'):
-    _train(_engine(broken), data, tmp_path)
+    runs.train('client', tmp_path, runner=runner)
+  assert not (tmp_path / progress.CHECKPOINT_FILE).exists()
 
 
-@pytest.mark.parametrize(
-  'changes, sentence',
-  [
-    ({'rounds': 0}, 'rounds must be a positive integer'),
-    ({'delta': 0.0}, 'delta must be above 0'),
-    ({'sampling': 'none'}, 'sampling must be one of'),
-    ({'panel_size': 2}, 'panel_size must be at least 3'),
-    ({'panel_size': 99}, 'panel must be at most the 12 clients'),
-    ({'bdp_epsilon_budget': -1.0}, 'bdp_epsilon_budget must be positive'),
-  ],
-)
-def test_bad_configurations_are_refused(changes, sentence):
-  with pytest.raises(ValueError, match=sentence):
-    dataclasses.replace(_CONFIG, **changes)
+def test_averaged_weights_are_evaluated_and_kept(tmp_path):
+  seen, states = [], []
+  runner, plan = (
+    runs.engine('client'),
+    runs.plan('client', average_iterates=0.8, evaluate_every=1),
+  )
+
+  def evaluate(weights):
+    seen.append(np.concatenate([np.ravel(part) for part in weights]))
+    return {'accuracy': 0.0, 'loss': 0.0}
+
+  done = loop.train(runner, plan, evaluate, tmp_path)
+  sampler = plan.sampler
+  panel, state = sampler.panel(5).tolist(), runner.initial_state()
+  for number in range(runs.ROUNDS):
+    cohort = sampler.participants(number).tolist()
+    state = runner.run_round(state, number, cohort, panel).state
+    states.append(state.weights)
+    # Weights 0.8^k of the last but k, over their sum.
+    factors = 0.8 ** np.arange(number + 1)[::-1]
+    wanted = np.average(states, axis=0, weights=factors)
+    np.testing.assert_allclose(seen[number], wanted, atol=1e-6)
+  kept = np.concatenate([np.ravel(part) for part in done.weights(runner)])
+  np.testing.assert_array_equal(kept, seen[-1])
+
+
+# What is refused before anything is released.
+
+
+def test_an_engine_of_other_data_is_refused_before_any_round(tmp_path):
+  runner = runs.engine('client')
+  plan = runs.plan('client')
+  other = type(plan)(plan.mechanism, 9, accounting=plan.accounting)
+  with pytest.raises(ValueError, match=r'plan is for 9 clients.* of 8'):
+    loop.train(runner, other, runs.evaluator().evaluate, tmp_path)
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_with_a_run_is_not_overwritten(whole):
+  directory, _ = whole('client')
+  before = runs.rows(directory)
+  with pytest.raises(ValueError, match='holds a run already'):
+    runs.train('client', directory)
+  assert runs.rows(directory) == before

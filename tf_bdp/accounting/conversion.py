@@ -5,6 +5,8 @@ import math
 import numpy as np
 from dp_accounting.rdp import rdp_privacy_accountant
 
+from tf_bdp import validation
+
 CONVERSIONS = ('tight', 'chernoff')
 
 
@@ -78,14 +80,17 @@ def _check(costs: np.ndarray) -> None:
     raise ValueError('costs must be non-negative. Found NaN or negative ones.')
 
 
-def attack_success_bound(epsilon: float) -> float:
-  """Returns 1 / (1 + exp(-ε)), the most an attacker can be right (Eq. 1).
+def attack_success_bound(epsilon: float, delta: float = 0.0) -> float:
+  """Returns (exp ε + δ) / (1 + exp ε), how often an attacker is right at most.
 
-  It is the probability of guessing a unit's presence from a prior of one half.
+  It is the probability of guessing a unit's presence from a prior of one half
+  (Kairouz, Oh and Viswanath 2015, Theorem 2.1). The paper's Eq. 1 is that of
+  δ = 0.
 
   >>> attack_success_bound(0.0)
   0.5
   """
   if not epsilon >= 0:
     raise ValueError(f'epsilon must be non-negative. Found {epsilon}.')
-  return 1.0 / (1.0 + math.exp(-epsilon))
+  validation.check_probability('delta', delta)
+  return (1.0 + delta * math.exp(-epsilon)) / (1.0 + math.exp(-epsilon))

@@ -372,4 +372,4 @@ compute_bdp_privacy = PrivacyReport.from_distances
 def _attack(row: comparison.Row) -> float:
   if row.epsilon is None:
     return 1.0
-  return conversion.attack_success_bound(row.epsilon)
+  return conversion.attack_success_bound(row.epsilon, row.delta)

@@ -297,9 +297,10 @@ class ExampleCosts(NamedTuple):
 
     @tff.tensorflow.computation(np.int32)
     def worst_case(count):
-      return mechanism.worst_case_squared_distance(
+      worst = mechanism.worst_case_squared_distance(
         'client', tf.maximum(count, 1)
       )
+      return array_namespace.of(count).float64(worst)
 
     @tff.tensorflow.computation(np.int32)
     def inclusion(count):

@@ -112,8 +112,10 @@ def _template() -> jinja2.Template:
   return environment.get_template('report.html.jinja')
 
 
-def _attack_success_bound(epsilon: Optional[float]) -> Optional[float]:
-  return None if epsilon is None else conversion.attack_success_bound(epsilon)
+def _attack_success_bound(row: comparison.Row) -> Optional[float]:
+  if row.epsilon is None:
+    return None
+  return conversion.attack_success_bound(row.epsilon, row.delta)
 
 
 def _replace(path: pathlib.Path, content: bytes) -> None:

@@ -282,6 +282,8 @@ class Plan:
     )
 
   def __post_init__(self) -> None:
+    if self.secure_aggregation:
+      self._check_secure()
     self.sampler.panel(self.panel_size)
     if len(self.mechanism.units) == 1:
       idle = ('example_delta', 'example_bdp_epsilon_budget')
@@ -300,8 +302,6 @@ class Plan:
         f'privacy, with all {self.client_count} clients in the panel. Found '
         f'panel_size = {self.panel_size}.'
       )
-    if self.secure_aggregation:
-      self._check_secure()
 
   def _check_secure(self) -> None:
     """Raises ValueError for what secure sums do not allow."""
