@@ -58,7 +58,9 @@ def compute(
     accountants['bdp_panel'] = accountant_lib.BayesianAccountant(
       estimator='student_t'
     )
-    accountants['bdp_distribution_free'] = accountant_lib.BayesianAccountant()
+    accountants['bdp_distribution_free'] = accountant_lib.BayesianAccountant(
+      estimator='betting'
+    )
   else:
     accountants['bdp_holder'] = accountant_lib.BayesianAccountant(
       'holder', estimator='student_t', total_rounds=total_steps
@@ -76,7 +78,8 @@ def compute(
       accountant.compose(composed.get(name, event))
     if number in at:
       for name, curve in result.items():
-        curve.append(float(accountants[name].get_epsilon(delta)))
+        epsilon, _ = accountants[name].get_epsilon_and_optimal_order(delta)
+        curve.append(float(epsilon))
   return result
 
 

@@ -19,6 +19,7 @@ _ORDERS = builders.FEW_ORDERS
 _SIZE = len(_ORDERS)
 _event = builders.make_event
 pytestmark = builders.ignore_best_order
+moments_alone = builders.moments_alone
 
 
 def _accountant(composition='panel', **settings):
@@ -212,8 +213,8 @@ def _assert_refused(composition, estimator, path, value, sentence='damaged'):
   [
     (('format',), _MISSING, 'not one of a BayesianAccountant'),
     (('format',), 'opacus', 'not one of a BayesianAccountant'),
-    (('version',), _MISSING, 'version None; this release reads version 3'),
-    (('version',), 1, 'version 1; this release reads version 3'),
+    (('version',), _MISSING, 'version None; this release reads version 4'),
+    (('version',), 1, 'version 1; this release reads version 4'),
     (('settings',), _MISSING, 'other settings: composition = None'),
     (('settings',), 7, 'other settings: composition = None'),
     (('ledger',), [], 'damaged: its rounds are not those of its ledger'),

@@ -187,11 +187,8 @@ def accounted_epsilon(rounds, settings, delta, known_costs=0.0):
       )
       for event, repeats in rounds
     )
-  convert = functools.partial(epsilon, conversion=settings['conversion'])
-  return min(
-    convert(orders, known_costs + costs, delta - kept),
-    convert(orders, known_costs + worst, delta),
-  )
+  costs = known_costs + np.minimum(costs, worst)
+  return epsilon(orders, costs, delta - kept, settings['conversion'])
 
 
 def log_mean_exp(log_values, probabilities=None):

@@ -66,7 +66,7 @@ def test_bdp_lines_are_those_of_the_accountant_fed_by_hand():
       'holder', estimator='student_t', total_rounds=_ROUNDS
     ),
     'BDP, panel': BayesianAccountant(estimator='student_t'),
-    'BDP, distribution-free': BayesianAccountant(),
+    'BDP, distribution-free': BayesianAccountant(estimator='betting'),
   }
   epsilons = _epsilons(_report())
   for method, accountant in accountants.items():

@@ -6,6 +6,9 @@ from tf_bdp.accounting.accountant import (
 from tf_bdp.accounting.accountant import (
   BayesianAccountant as BayesianAccountant,
 )
+from tf_bdp.accounting.claims import (
+  CLAIMS as CLAIMS,
+)
 from tf_bdp.accounting.conversion import (
   attack_success_bound as attack_success_bound,
 )

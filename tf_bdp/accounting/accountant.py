@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import itertools
 import math
 import warnings
 from collections.abc import Iterable, Sequence
@@ -15,10 +16,13 @@ import numpy.typing as npt
 from tf_bdp import validation
 from tf_bdp.accounting import (
   chord_table,
+  claims,
   events,
   log_space,
   mean_bounds,
+  privacy_profiles,
   sampled_gaussian,
+  unit_ledger,
 )
 from tf_bdp.accounting import (
   conversion as conversion_lib,
@@ -28,6 +32,8 @@ from tf_bdp.accounting import (
 )
 
 COMPOSITIONS = ('panel', 'holder', 'product')
+# By the exact divergences of single units; the others bound moments.
+EXACT_ESTIMATORS = ('sample', 'census', 'each')
 
 # Few and well spread: each order's bound takes its part of δ.
 DEFAULT_ORDERS = (
@@ -36,8 +42,10 @@ DEFAULT_ORDERS = (
   *(80, 96, 128, 192, 256, 384, 512),
 )
 _ESTIMATOR_SHARE = 0.1
+# Rounds whose moments are computed together, which is faster.
+_MOST_WAITING = 64
 _STATE_FORMAT = 'tf_bdp.BayesianAccountant'
-_STATE_VERSION = 3
+_STATE_VERSION = 4
 _BoundOfMean = Union[mean_bounds.MeanBound, mean_bounds.Reported]
 
 
@@ -66,7 +74,9 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
   It adds up what a person who stays for all rounds may lose, in expectation
   over the people whom the sampled units stand for:
 
-    panel: log E_x[exp Σ_t ℓ_t(x)], from the same units measured every round.
+    panel: from the same units measured every round, their exact divergences
+      δ_x(ε) (estimators 'sample', 'census', 'each'), or log E_x[exp Σ_t ℓ_t(x)]
+      (the other estimators).
     holder: (1/T) Σ_t log E_x[exp T ℓ_t(x)] for T rounds fixed in advance, by
       Hölder's inequality (Triastcyn and Faltings 2020); any units each round.
     product: Σ_t log E_x[exp ℓ_t(x)], as if people were drawn anew each round
@@ -75,20 +85,20 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
   Expectations are replaced by upper confidence bounds. Those may fail, with
   probabilities that add up to a part of δ; the rest is left for the tail of
   the privacy loss. Where every round has a worst case, the figure is never
-  above that of differential privacy at the same orders and the whole δ.
+  above the exact one of differential privacy at that rest.
 
   >>> from tf_bdp.accounting.events import BayesianGaussianEvent
   >>> event = BayesianGaussianEvent([0.01] * 1000, 0.1, 1.0, panel=True)
   >>> accountant = BayesianAccountant().compose(event, 100)
   >>> round(accountant.get_epsilon(1e-5), 2)
-  6.05
+  5.06
   """
 
   def __init__(
     self,
     composition: str = 'panel',
     *,
-    estimator: str = 'betting',
+    estimator: Optional[str] = None,
     direction: str = 'tight',
     conversion: str = 'tight',
     orders: npt.ArrayLike = DEFAULT_ORDERS,
@@ -103,11 +113,17 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
 
     Args:
       composition: 'panel', 'holder' or 'product'; see above.
-      estimator: 'betting' or 'bernstein' (valid for every distribution, need a
-        worst case), 'student_t' (the paper's, rests on its assumption) or
-        'population' (the units are the whole population; no bound is needed).
-      direction: 'tight' or 'printed'; see `log_moments`.
-      conversion: 'tight' or 'chernoff'; see `conversion.epsilon_from_costs`.
+      estimator: By the exact divergences of a panel's units: 'sample' (they
+        were drawn from a population, whose mean is bounded), 'census' (they
+        are the whole population) or 'each' (the one who loses most counts);
+        see `claims.CLAIMS`. By moments: 'betting' or 'bernstein' (valid for
+        every distribution, need a worst case), 'student_t' (the paper's, rests
+        on its assumption) or 'population' (as 'census'). By default 'sample'
+        for a panel, 'betting' otherwise.
+      direction: 'tight' or 'printed', for moments; see `log_moments`.
+      conversion: 'tight' or 'chernoff', for moments; see
+        `conversion.epsilon_from_costs`. Theorem 2's bounds another probability
+        than differential privacy does, and is compared with its own worst case.
       orders: The orders λ of the log-moments, positive integers.
       estimator_delta: The part of δ kept for bounds that fail; by default a
         tenth of δ.
@@ -119,13 +135,17 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     """
     super().__init__(neighboring_relation)
     validation.check_choice('composition', composition, COMPOSITIONS)
+    if estimator is None:
+      estimator = 'sample' if composition == 'panel' else 'betting'
     validation.check_choice(
-      'estimator', estimator, tuple(mean_bounds.ESTIMATORS)
+      'estimator', estimator, (*EXACT_ESTIMATORS, *mean_bounds.ESTIMATORS)
     )
     validation.check_choice('direction', direction, sampled_gaussian.DIRECTIONS)
     validation.check_choice(
       'conversion', conversion, conversion_lib.CONVERSIONS
     )
+    if estimator in EXACT_ESTIMATORS:
+      _check_exact(composition, estimator, direction, conversion)
     if estimator_delta is not None:
       estimator_delta = validation.check_delta(
         'estimator_delta', estimator_delta
@@ -156,6 +176,18 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     self._panels: tuple[np.ndarray, ...] = ()
     # 'holder' and 'product': what every round's bound needs.
     self._rounds: tuple[_Round, ...] = ()
+    # Exact: what the units of all groups went through, one after the other, the
+    # sizes of the groups, the paper's account of the same rounds, and rounds
+    # that it has yet to take.
+    self._units: Optional[unit_ledger.UnitLedger] = None
+    self._group_sizes: tuple[int, ...] = ()
+    self._paper: Optional[BayesianAccountant] = None
+    self._for_paper: tuple[tuple[dp_accounting.DpEvent, int], ...] = ()
+    if self._is_exact:
+      self._paper = BayesianAccountant.paper(
+        orders=self._orders, estimator_delta=estimator_delta
+      )
+    self._profiles_of_units: Optional[privacy_profiles.Profiles] = None
 
   @classmethod
   def paper(
@@ -199,6 +231,10 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     }
 
   @property
+  def _is_exact(self) -> bool:
+    return self._estimator in EXACT_ESTIMATORS
+
+  @property
   def ledger(self) -> dp_accounting.DpEvent:
     """The rounds as differential privacy sees them, without the distances.
 
@@ -236,10 +272,14 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
         f'Unsupported event: {error}, caused by subevent {error.event}.'
       ) from error
     self._check(rounds)
-    for estimated, entry in rounds:
-      if estimated is not None:
-        self._add(estimated, entry.repeats)
+    self._add([(e, entry.repeats) for e, entry in rounds if e is not None])
+    for _, entry in rounds:
       self._entries = ledger_lib.appended(self._entries, entry)
+    if self._is_exact:
+      self._for_paper = (*self._for_paper, (event, count))
+      if max(len(self._for_paper), len(rounds)) >= _MOST_WAITING:
+        self._paper, self._for_paper = self._paper_so_far(), ()
+    self._profiles_of_units = None
     return self
 
   def _maybe_compose(
@@ -258,12 +298,36 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
 
   def get_epsilon(self, target_delta: float) -> float:
     """Returns ε at δ for all events so far."""
-    return self.get_epsilon_and_optimal_order(target_delta)[0]
+    if not 0 <= target_delta <= 1:
+      raise ValueError(
+        f'target_delta must be between 0 and 1. Found {target_delta}.'
+      )
+    if self._is_non_private():
+      return math.inf
+    if target_delta in (0, 1):
+      free = target_delta == 1 or not np.any(self._worst_case_costs())
+      return 0.0 if free else math.inf
+    if self._is_exact:
+      return self._claimed_epsilon(self._estimator, target_delta)
+    epsilon, _ = self.get_epsilon_and_optimal_order(target_delta)
+    if self._conversion != 'tight' or epsilon == 0:
+      return epsilon
+    rest = target_delta - self._delta_for_bounds(target_delta)
+    return min(epsilon, self._claimed_epsilon('dp', rest))
 
   def get_epsilon_and_optimal_order(
     self, target_delta: float
   ) -> tuple[float, int]:
-    """Returns ε at δ, and the order λ (Rényi order λ + 1) that gave it."""
+    """Returns ε at δ by moments, and the order λ (Rényi order λ + 1) of it.
+
+    It may exceed what `get_epsilon` returns, which is also compared with exact
+    differential privacy.
+    """
+    if self._is_exact:
+      raise ValueError(
+        f'estimator={self._estimator!r} is exact and has no orders. Use '
+        'get_epsilon.'
+      )
     validation.check_delta('target_delta', target_delta)
     kept = self._delta_for_bounds(target_delta)
     if kept >= target_delta:
@@ -277,15 +341,8 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
         f'they need {self._least_delta_for_bounds():.3g} of delta for bounds '
         f'that fail, and target_delta = {target_delta:g} leaves {kept:.3g}.'
       )
-    convert = functools.partial(
-      conversion_lib.epsilon_from_costs,
-      self._orders,
-      conversion=self._conversion,
-    )
-    epsilon, order = min(
-      convert(self._costs(kept), target_delta - kept),
-      convert(self._worst_case_costs(), target_delta),
-      key=lambda estimate: estimate[0],
+    epsilon, order = conversion_lib.epsilon_from_costs(
+      self._orders, self._costs(kept), target_delta - kept, self._conversion
     )
     at_end = order == self._orders[-1] or 1 < order == self._orders[0]
     if at_end and 0 < epsilon < math.inf:
@@ -297,11 +354,52 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       )
     return epsilon, order
 
-  def get_worst_case_epsilon(self, target_delta: float) -> float:
-    """Returns ε of differential privacy for all events so far.
+  def individual_epsilons(self, target_delta: float) -> np.ndarray:
+    """Returns ε at δ of every unit of the panel, group after group.
 
-    At the accountant's own orders; `ledger` gives the rounds to accountants
-    that are tighter. Infinite if a round has no worst case.
+    Private data: each belongs to the unit that it is about, and to nobody else
+    unless it is released with privacy of its own.
+    """
+    validation.check_delta('target_delta', target_delta)
+    if not self._is_exact or self._units is None:
+      raise ValueError(
+        'Single units are known to exact accountants of panels only. Found '
+        f'composition={self._composition!r}, estimator={self._estimator!r} '
+        f'and {sum(self._group_sizes)} units.'
+      )
+    if self._is_non_private():
+      return np.full(self._units.units, math.inf)
+    epsilons = self._profiles().individual_epsilons(target_delta)
+    return np.minimum(epsilons, self._claimed_epsilon('dp', target_delta))
+
+  def report(self, target_delta: float) -> list[claims.ClaimedEpsilon]:
+    """Returns ε at δ by every claim that can be made, one recommended.
+
+    Exact accountants make all of `claims.CLAIMS` but 'filter'. Others make two:
+    differential privacy, and what their settings stand for.
+    """
+    validation.check_delta('target_delta', target_delta)
+    epsilons = {'dp': self._claimed_epsilon('dp', target_delta)}
+    asked_for = self._estimator
+    if self._is_exact:
+      for name in EXACT_ESTIMATORS:
+        epsilons[name] = self._claimed_epsilon(name, target_delta)
+      epsilons['paper'] = self._paper_so_far().get_epsilon(target_delta)
+    else:
+      asked_for = 'sample'
+      if self._composition == 'product' or self._estimator == 'student_t':
+        asked_for = 'paper'
+      elif self._estimator == 'population':
+        asked_for = 'census'
+      epsilons[asked_for] = self.get_epsilon(target_delta)
+    return claims.report(epsilons, target_delta, asked_for)
+
+  def get_worst_case_epsilon(self, target_delta: float) -> float:
+    """Returns ε of differential privacy for all events so far, by moments.
+
+    At the accountant's own orders; `report` has the exact one, and `ledger`
+    gives the rounds to other accountants. Infinite if a round has no worst
+    case.
     """
     validation.check_delta('target_delta', target_delta)
     costs = self._worst_case_costs()
@@ -332,12 +430,15 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
 
   def explain(self, target_delta: float) -> dict[str, Any]:
     """Returns ε at δ with everything that it rests on, as plain data."""
-    epsilon, order = self.get_epsilon_and_optimal_order(target_delta)
+    validation.check_delta('target_delta', target_delta)
+    order = None
+    if not self._is_exact:
+      _, order = self.get_epsilon_and_optimal_order(target_delta)
     kept = self._delta_for_bounds(target_delta)
     units = [s.count for r in self._rounds for s in r.samples if s.count]
-    units += [len(panel) for panel in self._panels]
+    units += [*(len(panel) for panel in self._panels), *self._group_sizes]
     return {
-      'epsilon': epsilon,
+      'epsilon': self.get_epsilon(target_delta),
       'delta': target_delta,
       'composition': self._composition,
       'rounds': sum(entry.repeats for entry in self._entries),
@@ -345,8 +446,8 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       'fewest_units': min(units, default=None),
       'failure_probability': kept / max(self._bounds_taken(), 1),
       'delta_for_failures': kept,
-      'direction': self._direction,
-      'conversion': self._conversion,
+      'direction': 'both' if self._is_exact else self._direction,
+      'conversion': 'exact' if self._is_exact else self._conversion,
       'order': order,
     }
 
@@ -356,23 +457,27 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       raise ValueError(
         f'target_epsilon must be non-negative. Found {target_epsilon}.'
       )
+    if self._is_non_private():
+      return 1.0
+    if self._is_exact:
+      return self._exact_delta(target_epsilon)
     tail = functools.partial(
       conversion_lib.delta_from_costs,
       self._orders,
       epsilon=target_epsilon,
       conversion=self._conversion,
     )
+    exact = 1.0
+    if self._conversion == 'tight':
+      exact = self._claimed_delta('dp')(target_epsilon)
 
     def needed(delta: float) -> float:
       kept = self._delta_for_bounds(delta)
       if kept < self._least_delta_for_bounds():
         return math.inf
-      return tail(self._costs(kept)) + kept
+      return min(tail(self._costs(kept)), exact) + kept
 
-    delta = tail(self._worst_case_costs())
-    if not self._bounds_taken() or self._estimator_delta is not None:
-      return min(delta, needed(0.5))
-    return min(delta, _smallest_sufficient(needed))
+    return self._sufficient_delta(needed)
 
   def would_exceed(
     self,
@@ -401,6 +506,9 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       'settings': self.settings,
       'ledger': ledger_lib.to_state(self._entries),
       'panels': [panel.tolist() for panel in self._panels],
+      'units': None if self._units is None else self._units.to_state(),
+      'group_sizes': list(self._group_sizes),
+      'paper': self._paper_so_far().state_dict() if self._is_exact else None,
       'rounds': [
         [[sample.to_state() for sample in r.samples], r.repeats]
         for r in self._rounds
@@ -439,8 +547,11 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       entries = ledger_lib.from_state(state['ledger'])
       panels = tuple(self._panel_from_state(p) for p in state['panels'])
       rounds = self._rounds_from_state(state['rounds'])
+      units, sizes, paper = self._units_from_state(state)
       estimated = sum(entry.repeats for entry in entries if entry.estimated)
-      if self._composition == 'panel':
+      if self._is_exact:
+        fits = (units is None) == (estimated == 0) and not (panels or rounds)
+      elif self._composition == 'panel':
         fits = (not panels) == (estimated == 0) and not rounds
       else:
         fits = not panels and estimated == sum(r.repeats for r in rounds)
@@ -449,6 +560,30 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     except (KeyError, TypeError, ValueError, OverflowError) as error:
       raise ValueError(f'The state is damaged: {error!s}.') from error
     self._entries, self._panels, self._rounds = entries, panels, rounds
+    self._units, self._group_sizes = units, sizes
+    self._paper, self._for_paper = paper, ()
+    self._profiles_of_units = None
+
+  def _units_from_state(
+    self, state: dict[str, Any]
+  ) -> tuple[
+    Optional[unit_ledger.UnitLedger],
+    tuple[int, ...],
+    Optional['BayesianAccountant'],
+  ]:
+    sizes = tuple(
+      validation.check_positive_integer('group_sizes', size)
+      for size in state['group_sizes']
+    )
+    units = paper = None
+    if state['units'] is not None:
+      units = unit_ledger.UnitLedger.from_state(state['units'])
+    if sum(sizes) != (0 if units is None else units.units):
+      raise ValueError('its units are not those of its groups')
+    if self._paper is not None:
+      paper = copy.copy(self._paper)
+      paper.load_state_dict(state['paper'])
+    return units, sizes, paper
 
   def _panel_from_state(self, state: Any) -> np.ndarray:
     panel = np.array(state, dtype=np.float64)
@@ -461,10 +596,10 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     return panel
 
   def _rounds_from_state(self, state: Any) -> tuple[_Round, ...]:
-    kinds = (mean_bounds.ESTIMATORS[self._estimator], mean_bounds.Reported)
-
     def restored(sample: Any) -> _BoundOfMean:
-      kind = kinds['failure_probability' in sample]
+      kind: Any = mean_bounds.Reported
+      if 'failure_probability' not in sample:
+        kind = mean_bounds.ESTIMATORS[self._estimator]
       return kind.from_state(sample, len(self._orders))
 
     if not all(samples for samples, _ in state):
@@ -479,7 +614,7 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
 
   def _check(self, rounds: Iterable[tuple[Any, ledger_lib.Entry]]) -> None:
     """Raises ValueError if rounds do not fit the settings or what was seen."""
-    sizes = [len(panel) for panel in self._panels]
+    sizes = [len(panel) for panel in self._panels] + list(self._group_sizes)
     estimated = self._estimated_rounds()
     for event, entry in rounds:
       if event is None:
@@ -520,26 +655,169 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
         f'Found {len(event.costs)}.'
       )
 
-  def _add(self, event: ledger_lib.Estimated, count: int) -> None:
-    """Adds the costs of a checked event's units."""
-    power = self._total_rounds or 1
-    if isinstance(event, events.ReportedCostEvent):
-      reported = mean_bounds.Reported(
-        power * np.array(event.costs), event.failure_probability
-      )
-      self._rounds = (*self._rounds, _Round((reported,), count))
+  def _add(self, rounds: Sequence[tuple[ledger_lib.Estimated, int]]) -> None:
+    """Adds checked events and how often they took place."""
+    if self._is_exact:
+      for event, count in rounds:
+        self._add_units(event.groups, count)
       return
-    costs = self._unit_costs(event.groups)
+    # Many units at once are faster.
+    groups = [
+      group
+      for event, _ in rounds
+      if not isinstance(event, events.ReportedCostEvent)
+      for group in event.groups
+    ]
+    costs = iter(zip(groups, self._unit_costs(groups)))
+    for event, count in rounds:
+      if isinstance(event, events.ReportedCostEvent):
+        self._add_reported(event, count)
+      else:
+        self._add_costs(list(itertools.islice(costs, len(event.groups))), count)
+
+  def _add_reported(self, event: events.ReportedCostEvent, count: int) -> None:
+    power = self._total_rounds or 1
+    reported = mean_bounds.Reported(
+      power * np.array(event.costs), event.failure_probability
+    )
+    self._rounds = (*self._rounds, _Round((reported,), count))
+
+  def _add_costs(
+    self,
+    costs: Sequence[tuple[events.BayesianGaussianEvent, np.ndarray]],
+    count: int,
+  ) -> None:
+    """Adds rounds by the costs of their units, group by group."""
     if self._composition == 'panel':
       before = self._panels or (np.zeros(1),) * len(costs)
-      self._panels = tuple(b + count * c for b, c in zip(before, costs))
+      self._panels = tuple(b + count * c for b, (_, c) in zip(before, costs))
       return
+    power = self._total_rounds or 1
     kind = mean_bounds.ESTIMATORS[self._estimator]
     samples = tuple(
       kind.from_sample(power * c, power * self._worst_case_cost(group))
-      for c, group in zip(costs, event.groups)
+      for group, c in costs
     )
     self._rounds = (*self._rounds, _Round(samples, count))
+
+  def _paper_so_far(self) -> 'BayesianAccountant':
+    """Returns the paper's account of all rounds, those that wait included."""
+    waiting = [
+      dp_accounting.SelfComposedDpEvent(event, count)
+      for event, count in self._for_paper
+    ]
+    paper: Any = copy.copy(self._paper)
+    return paper.compose(dp_accounting.ComposedDpEvent(waiting))
+
+  def _add_units(
+    self, groups: Sequence[events.BayesianGaussianEvent], count: int
+  ) -> None:
+    """Adds rounds to the ledger of the units."""
+    self._group_sizes = tuple(g.squared_distances.size for g in groups)
+    units = self._units or unit_ledger.UnitLedger.empty(sum(self._group_sizes))
+    q, a = (
+      np.repeat([getattr(group, name) for group in groups], self._group_sizes)
+      for name in ('participation_probability', 'inclusion_probability')
+    )
+    distances = np.concatenate([group.squared_distances for group in groups])
+    self._units = units.added(distances, q, a, count)
+
+  def _profiles(self) -> privacy_profiles.Profiles:
+    """Returns δ_x(ε) of all units, rounds that are known exactly included."""
+    if self._profiles_of_units is None:
+      units = self._units or unit_ledger.UnitLedger.empty(1)
+      for entry in self._entries:
+        if not entry.estimated:
+          units = units.added(
+            *entry[:2], entry.inclusion_probability, entry.repeats
+          )
+      worst = _worst_case(_grouped(self._entries))
+      self._profiles_of_units = units.profiles(
+        least_epsilon=worst.largest_epsilon
+      )
+    return self._profiles_of_units
+
+  def _claimed_epsilon(self, claim: str, delta: float) -> float:
+    """Returns ε of a claim by exact divergences, never above DP."""
+    if self._is_non_private():
+      return math.inf
+    worst = _worst_case(_grouped(self._entries))
+    kept, largest = 0.0, worst.largest_epsilon
+    if claim != 'dp':
+      kept = self._delta_for_bounds(delta, claim)
+      largest = max(largest, self._profiles().largest_epsilon)
+    if kept >= delta:
+      raise ValueError(
+        f'target_delta must be above estimator_delta = {kept}, the part of it '
+        f'kept for bounds that fail. Found {delta}.'
+      )
+    epsilon = privacy_profiles.smallest_epsilon(
+      functools.partial(self._claimed_delta(claim), failure_probability=kept),
+      delta - kept,
+      largest,
+    )
+    by_moments, _ = conversion_lib.epsilon_from_costs(
+      self._orders, self._worst_case_costs(), delta - kept
+    )
+    return min(epsilon, by_moments)
+
+  def _claimed_delta(self, claim: str) -> Callable[..., float]:
+    """Returns δ of a claim as a function of ε, with which it does not grow.
+
+    It also takes the failure_probability δ′ of a sample's bound. That bound
+    falls with ε, so that the ε reported is below the true one only if it fails
+    at the true one: δ′ is spent once.
+    """
+    worst = _worst_case(_grouped(self._entries))
+
+    def limit(epsilon: float, failure_probability: float = 0.0) -> float:
+      del failure_probability
+      return float(worst.deltas(epsilon)[0])
+
+    if claim == 'dp' or not self._group_sizes:
+      return limit
+    units = self._profiles()
+    ends = np.cumsum(self._group_sizes)[:-1]
+    shares = units.shares(worst) if claim == 'sample' else None
+
+    def claimed(epsilon: float, failure_probability: float = 0.0) -> float:
+      if shares is not None:
+        at_epsilon = shares(epsilon)
+        means = [
+          mean_bounds.betting_share(group, failure_probability)
+          for group in np.split(at_epsilon.shares, ends)
+        ]
+        delta = max(means) * at_epsilon.largest_delta
+        delta = max(delta, privacy_profiles.NEGLIGIBLE_DELTA)
+        return min(delta, limit(epsilon))
+      deltas = units.deltas(epsilon)
+      if claim == 'census':
+        deltas = np.array([np.mean(g) for g in np.split(deltas, ends)])
+      return min(float(np.max(deltas)), limit(epsilon))
+
+    return claimed
+
+  def _exact_delta(self, epsilon: float) -> float:
+    """Returns δ at ε, the part for a bound that fails included."""
+    claimed = self._claimed_delta(self._estimator)
+
+    def needed(delta: float) -> float:
+      kept = self._delta_for_bounds(delta)
+      return claimed(epsilon, kept) + kept
+
+    return self._sufficient_delta(needed)
+
+  def _sufficient_delta(self, needed: Callable[[float], float]) -> float:
+    """Returns the smallest δ with needed(δ) <= δ, at most 1."""
+    if not self._bounds_taken() or self._estimator_delta is not None:
+      return min(needed(0.5), 1.0)  # The part for bounds is the same for all δ.
+    return _smallest_sufficient(needed)
+
+  def _is_non_private(self) -> bool:
+    return any(
+      math.isinf(entry.squared_distance) and not entry.estimated
+      for entry in self._entries
+    )
 
   def _unit_costs(
     self, groups: Sequence[events.BayesianGaussianEvent]
@@ -567,7 +845,10 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     )
 
   def _costs(self, delta_for_bounds: float) -> np.ndarray:
-    """Returns c(λ), true for all orders but with the given probability."""
+    """Returns c(λ), true for all orders but with the given probability.
+
+    At most those of the worst case, also where costs were reported.
+    """
     bounds = self._bounds_taken()
     # Where no bound is taken, the probability that one fails is not used.
     failure = delta_for_bounds / bounds if bounds else 0.5
@@ -580,7 +861,7 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     power = self._total_rounds or 1
     for part in self._rounds:
       costs = costs + part.log_upper_bound(failure) * (part.repeats / power)
-    return costs
+    return np.minimum(costs, self._worst_case_costs())
 
   def _worst_case_costs(self) -> np.ndarray:
     return self._ledger_costs(estimated=False) + self._ledger_costs(
@@ -608,8 +889,10 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
   def _bounds_taken(self) -> int:
     """Returns how many bounds ε rests on; the chances that they fail add up."""
     rounds = self._estimated_rounds()
-    if not rounds or self._estimator == 'population':
+    if not rounds or self._estimator in ('population', 'census', 'each'):
       return 0
+    if self._estimator == 'sample':
+      return 1
     if self._composition == 'panel':
       rounds = 1
     elif self._composition == 'holder':
@@ -626,10 +909,59 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     ]
     return max(failures, default=0.0) * self._bounds_taken() * (1 - 1e-9)
 
-  def _delta_for_bounds(self, delta: float) -> float:
-    if not self._bounds_taken():
+  def _delta_for_bounds(
+    self, delta: float, claim: Optional[str] = None
+  ) -> float:
+    """Returns the part of δ for bounds that fail, of one claim or its own."""
+    bounds = self._bounds_taken()
+    if claim is not None:
+      bounds = int(claim == 'sample' and self._units is not None)
+    if not bounds:
       return 0.0
     return self._estimator_delta or _ESTIMATOR_SHARE * delta
+
+
+def _check_exact(
+  composition: str, estimator: str, direction: str, conversion: str
+) -> None:
+  """Raises ValueError where an exact estimator is asked for what it is not."""
+  if composition != 'panel':
+    raise ValueError(
+      f'estimator={estimator!r} adds up what single units lose, which takes '
+      f"composition='panel'. Found {composition!r}; use 'betting' there."
+    )
+  if (direction, conversion) != ('tight', 'tight'):
+    raise ValueError(
+      f'estimator={estimator!r} is exact: direction and conversion are for '
+      f'moments. Found {direction!r} and {conversion!r}; use another '
+      'estimator with them.'
+    )
+
+
+def _grouped(
+  entries: Iterable[ledger_lib.Entry],
+) -> tuple[ledger_lib.Entry, ...]:
+  """Merges rounds that are alike, wherever they stand."""
+  repeats: dict[ledger_lib.Entry, int] = {}
+  for entry in entries:
+    kind = entry._replace(repeats=1, estimated=False)
+    repeats[kind] = repeats.get(kind, 0) + entry.repeats
+  return tuple(
+    kind._replace(repeats=count) for kind, count in sorted(repeats.items())
+  )
+
+
+@functools.lru_cache(maxsize=8)
+def _worst_case(
+  entries: tuple[ledger_lib.Entry, ...],
+) -> privacy_profiles.Profiles:
+  """Returns δ(ε) of differential privacy."""
+  unit = unit_ledger.UnitLedger.empty(1)
+  for entry in entries:
+    if math.isinf(entry.squared_distance):
+      return privacy_profiles.UnboundedProfiles()
+    unit = unit.added(*entry[:2], entry.inclusion_probability, entry.repeats)
+  return unit.profiles(privacy_profiles.OF_ONE)
 
 
 @functools.lru_cache(maxsize=4096)

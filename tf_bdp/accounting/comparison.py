@@ -123,7 +123,7 @@ def compare(rounds: Sequence[dp_accounting.DpEvent], delta: float) -> list[Row]:
     rows.append(
       Row('BDP, distribution-free', None, delta, None, 'there is no worst case')
     )
-  return dp_rows + [_capped(row, dp_rows) for row in rows]
+  return dp_rows + [_compared(row, dp_rows) for row in rows]
 
 
 def compare_reported(
@@ -151,7 +151,7 @@ def compare_reported(
   )
   is_clipped = all(not math.isinf(e.squared_distance) for _, e in parts)
   dp_rows = _dp_rows([entry for _, entry in parts], delta, is_clipped)
-  return [*dp_rows, _capped(row, dp_rows)]
+  return [*dp_rows, _compared(row, dp_rows)]
 
 
 def _parts(
@@ -163,19 +163,18 @@ def _parts(
     raise dp_accounting.UnsupportedEventError(str(error)) from error
 
 
-def _capped(row: Row, dp_rows: Sequence[Row]) -> Row:
-  """Puts DP's figure in place of a larger one: DP implies BDP.
+def _compared(row: Row, dp_rows: Sequence[Row]) -> Row:
+  """Says where a row gains nothing over DP, which implies BDP.
 
-  The paper's rows stay as the paper has them.
+  Its figure may be a little above DP's: a part of δ is kept for bounds that
+  fail. The paper's rows stay as the paper has them.
   """
   known = [dp.epsilon for dp in dp_rows if dp.epsilon is not None]
   if row.epsilon is None or not known or 'paper' in row.method:
     return row
   if row.epsilon <= min(known):
     return row
-  return row._replace(
-    epsilon=min(known), assumption='as DP, which is the smaller figure here'
-  )
+  return row._replace(assumption='as DP, but for the delta kept for bounds')
 
 
 def _grouped(entries: Iterable[ledger.Entry]) -> list[ledger.Entry]:

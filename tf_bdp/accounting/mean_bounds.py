@@ -282,36 +282,61 @@ class Betting(MeanBound):
     return cls(count, worst, points, weights)
 
   def _log_excess_bound(self, failure_probability: float) -> np.ndarray:
-    log_target = -np.log(failure_probability)
+    weights = np.broadcast_to(self.weights, self.points.shape)
+    shares = [
+      # Points that nobody is at do not count.
+      largest_plausible_mean(points[some], column[some], failure_probability)
+      for points, column in zip(self.points.T, weights.T)
+      for some in [column > 0]
+    ]
+    with np.errstate(divide='ignore'):
+      return log_space.log_expm1(self.log_worst_case) + np.log(shares)
+
+
+def largest_plausible_mean(
+  shares: np.ndarray, weights: np.ndarray, failure_probability: float
+) -> float:
+  """Returns the betting bound of the mean of values between 0 and 1.
+
+  Args:
+    shares: The values that were sampled.
+    weights: How often each of them was.
+    failure_probability: δ′.
+  """
+  log_target = -np.log(failure_probability)
+  count = np.sum(weights)
+
+  def gap(mean: float) -> float:
+    base = 1.0 - mean + _BETS * mean
     with np.errstate(divide='ignore'):  # A bold bet can lose everything.
-      shares = [
-        self._largest_plausible_mean(order, log_target)
-        for order in range(self.points.shape[1])
-      ]
-    return log_space.log_expm1(self.log_worst_case) + np.log(shares)
+      losses = np.log1p(np.multiply.outer(_BETS / base, -shares)) @ weights
+    growth = count * (np.log(base) - np.log1p(-mean))
+    capital = np.logaddexp.reduce(_LOG_BET_WEIGHTS + losses + growth)
+    return float(capital) - log_target
 
-  def _largest_plausible_mean(self, order: int, log_target: float) -> float:
-    points, weights = self.points[:, order], self.weights[:, order]
-    if weights.size > 1:  # Points that nobody is at do not count.
-      points, weights = points[weights > 0], weights[weights > 0]
-    weights = np.broadcast_to(weights, points.shape)
+  largest = 1.0 - 1e-12
+  if gap(largest) <= 0:
+    return 1.0
+  # At the sample's own mean nothing is gained, whatever the bet (Jensen).
+  own = float(shares @ weights) / count
+  mean = float(optimize.brentq(gap, own, largest, xtol=1e-15, rtol=1e-9))
+  while mean < 1.0 and gap(mean) < 0:  # Err on the safe side of the root.
+    mean = min(1.0, mean * (1 + 1e-9) + 1e-15)
+  return mean
 
-    def gap(mean: float) -> float:
-      base = 1.0 - mean + _BETS * mean
-      losses = np.log1p(np.multiply.outer(_BETS / base, -points)) @ weights
-      growth = self.count * (np.log(base) - np.log1p(-mean))
-      capital = np.logaddexp.reduce(_LOG_BET_WEIGHTS + losses + growth)
-      return float(capital) - log_target
 
-    largest = 1.0 - 1e-12
-    if gap(largest) <= 0:
-      return 1.0
-    # At the sample's own mean nothing is gained, whatever the bet (Jensen).
-    own = float(points @ weights) / self.count
-    mean = float(optimize.brentq(gap, own, largest, xtol=1e-15, rtol=1e-9))
-    while mean < 1.0 and gap(mean) < 0:  # Err on the safe side of the root.
-      mean = min(1.0, mean * (1 + 1e-9) + 1e-15)
-    return mean
+def betting_share(shares: np.ndarray, failure_probability: float) -> float:
+  """Returns the betting bound of a mean from a sample of values in [0, 1]."""
+  validation.check_delta('failure_probability', failure_probability)
+  if shares.size <= _MOST_POINTS:
+    return largest_plausible_mean(
+      shares, np.ones(shares.size), failure_probability
+    )
+  weights = _spread(shares)
+  some = weights > 0
+  return largest_plausible_mean(
+    _POINTS[some], weights[some], failure_probability
+  )
 
 
 def student_t_quantile(

@@ -1,0 +1,159 @@
+"""The claims that a figure can make: who is protected, and on what it rests.
+
+Statements, tables, curves and files take the names from here. A figure without
+its claim is not a result.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+# Against whom; the same for all claims.
+ATTACKER = (
+  'someone who sees everything released and knows all about the others, even '
+  'which of them took part, but not whether this one did'
+)
+# A stronger claim is recommended if it costs at most this much more.
+_WORTH = 1.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+  """What a figure says.
+
+  Attributes:
+    name: By which it is known everywhere.
+    protects: Who is protected.
+    needs: What must have been measured or done.
+    rests_on: What must be true.
+    implied_by: Claims that are stronger: they say the same and more.
+  """
+
+  name: str
+  protects: str
+  needs: str
+  rests_on: str
+  implied_by: tuple[str, ...] = ()
+
+
+_REALISED = 'the trajectory that was realised'
+_FOR_ANYONE = ('dp', 'filter')
+
+# The strongest come first.
+CLAIMS: dict[str, Claim] = {
+  claim.name: claim
+  for claim in (
+    Claim('dp', 'anyone', 'clipping', 'nothing about the data'),
+    Claim(
+      'filter',
+      'anyone',
+      'a sum of clipped updates, every client measured and dropped before it '
+      'exceeds its own budget',
+      'nothing about the data',
+    ),
+    Claim(
+      'each',
+      'each of the units that were measured',
+      'all units measured in every round',
+      _REALISED,
+      _FOR_ANYONE,
+    ),
+    Claim(
+      'census',
+      'a unit drawn uniformly from the N that were measured; for one of them '
+      'delta may be up to N times as large',
+      'all units measured in every round',
+      _REALISED,
+      (*_FOR_ANYONE, 'each'),
+    ),
+    Claim(
+      'sample',
+      'a unit drawn from the population that the measured ones were drawn from',
+      'a panel, drawn at random and measured in every round',
+      f'{_REALISED}; a bound of the mean that fails with a part of delta',
+      _FOR_ANYONE,
+    ),
+    Claim(
+      'paper',
+      'a unit drawn anew in every round',
+      'any units of every round',
+      'Equation 5 and Theorem 1 of the paper; it under-reports for a unit that '
+      'stays',
+      _FOR_ANYONE,
+    ),
+  )
+}
+
+
+class ClaimedEpsilon(NamedTuple):
+  """One row of a report.
+
+  Attributes:
+    claim: What the figure says.
+    epsilon: ε.
+    delta: δ.
+    recommended: Whether this is the figure to give.
+    reason: Why it is the one recommended; empty for the others.
+  """
+
+  claim: Claim
+  epsilon: float
+  delta: float
+  recommended: bool = False
+  reason: str = ''
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns the row as plain data, with all that the claim says."""
+    return {
+      **self._asdict(),
+      'claim': self.claim.name,
+      'protects': self.claim.protects,
+      'against': ATTACKER,
+      'rests_on': self.claim.rests_on,
+    }
+
+
+def report(
+  epsilons: dict[str, float], delta: float, asked_for: str
+) -> list[ClaimedEpsilon]:
+  """Returns the figures as rows, one of them recommended.
+
+  That is the claim asked for, unless a stronger one costs hardly more.
+
+  Args:
+    epsilons: ε by the name of the claim.
+    delta: δ.
+    asked_for: The claim that the accountant was made for.
+  """
+  names = [name for name in CLAIMS if name in epsilons]
+  limit = _WORTH * epsilons[asked_for]
+  stronger = [n for n in names if n in CLAIMS[asked_for].implied_by]
+  chosen = next((n for n in stronger if epsilons[n] <= limit), asked_for)
+  if chosen != asked_for:
+    reason = f'stronger than {asked_for}, at hardly more epsilon'
+  elif stronger:
+    reason = f'asked for; {" and ".join(stronger)} cost more epsilon'
+  else:
+    reason = 'asked for'
+  return [
+    ClaimedEpsilon(
+      CLAIMS[name],
+      epsilons[name],
+      delta,
+      name == chosen,
+      reason if name == chosen else '',
+    )
+    for name in names
+  ]
+
+
+def format_table(rows: Sequence[ClaimedEpsilon]) -> str:
+  """Returns the rows as aligned text; a star marks the recommended one."""
+  lines = [f'{"Claim":<10}{"Epsilon":>10}{"Delta":>10}  Protects']
+  for row in rows:
+    star = '*' if row.recommended else ''
+    lines.append(
+      f'{row.claim.name + star:<10}{row.epsilon:>10.3f}{row.delta:>10g}'
+      f'  {row.claim.protects}'
+    )
+  return '\n'.join(lines)
