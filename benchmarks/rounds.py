@@ -62,23 +62,8 @@ def _engine(
   return engine
 
 
-<<<<<<< HEAD
 def _client_level(kind: str = 'mean') -> mechanisms.ClientMechanism:
   return mechanisms.ClientMechanism(kind, 1.0, 1.0, 1.0, _CLIENTS)
-=======
-def _account(
-  engine: inprocess_engine.InProcessEngine, output: engine_lib.RoundOutput
-) -> float:
-  event = engine.mechanism.event(
-    output.panel_squared_measures,
-    output.panel_taking_part,
-    output.participants,
-    output.clip_norm,
-    panel=True,
-  )
-  accountant = BayesianAccountant(estimator='betting').compose(event)
-  return accountant.get_epsilon_and_optimal_order(1e-3)[0]
->>>>>>> withexact
 
 
 def _instance_level(clipping: str) -> mechanisms.InstanceMechanism:
