@@ -100,7 +100,8 @@ def test_an_estimator_is_added_by_registration(add, tmp_path):
   settings = done.accountants['client'].settings
   assert settings['estimator'] == 'hoeffding'
   last = done.rows[-1]
-  assert 0 < last['bdp_epsilon'] <= last['dp_epsilon'] < np.inf
+  # At most the worst case, which here leaves a tenth of δ to the bound.
+  assert 0 < last['bdp_epsilon'] <= 1.02 * last['dp_epsilon'] < np.inf
   # Of many units it is Hoeffding's bound of the mean of y, by hand.
   log_values = np.linspace(0.1, 1.0, 1000)[:, np.newaxis]
   bound = added.Hoeffding.from_sample(log_values, np.array([1.0]))
