@@ -94,7 +94,7 @@ def test_no_two_rounds_and_purposes_of_a_seed_share_their_noise():
   firsts = {
     _noise(1, seed=3, round_number=number, purpose=purpose).item()
     for number in range(50)
-    for purpose in (noise_lib.UPDATE_NOISE, base.COUNT_NOISE)
+    for purpose in (base.UPDATE_NOISE, base.COUNT_NOISE)
   }
   assert len(firsts) == 100
 
