@@ -77,8 +77,6 @@ def test_bdp_lines_are_those_of_the_accountant_fed_by_hand():
         )
       )
     expected = accountant.get_epsilon(_DELTA)
-    if method != 'BDP, paper':  # DP implies BDP.
-      expected = min(expected, epsilons['DP, RDP'], epsilons['DP, PLD'])
     assert epsilons[method] == pytest.approx(expected, rel=1e-9), method
 
 

@@ -101,15 +101,12 @@ def compute_noise(
   )
   for method, make_accountant in progress:
     progress.set_description(method)
-    noise = calibration.calibrate_noise_multiplier(
+    noise_multipliers[method] = calibration.calibrate_noise_multiplier(
       dp_events if method.startswith('DP') else bayesian_events,
       epsilon,
       delta,
       make_accountant,
     )
-    if 'paper' not in method:  # DP implies BDP.
-      noise = min(noise, noise_multipliers.get('DP, RDP', noise))
-    noise_multipliers[method] = noise
   return NoiseReport(
     noise_multipliers=noise_multipliers,
     epsilon=epsilon,
@@ -127,12 +124,17 @@ def _accountants(
   """Returns what makes the accountant of each method, DP first."""
   accountant = accountant_lib.BayesianAccountant
   holder = functools.partial(accountant, 'holder', total_rounds=rounds)
-  methods = {
+  methods: dict[str, Callable[..., dp_accounting.PrivacyAccountant]] = {
     'DP, RDP': dp_accounting.rdp.RdpAccountant,
     'BDP, paper': accountant.paper,
     'BDP, holder': functools.partial(holder, estimator='student_t'),
   }
   if panel:
     methods['BDP, panel'] = functools.partial(accountant, estimator='student_t')
-  methods['BDP, distribution-free'] = accountant if panel else holder
+  free: Callable[..., dp_accounting.PrivacyAccountant] = (
+    accountant if panel else holder
+  )
+  methods['BDP, distribution-free'] = functools.partial(
+    free, estimator='betting'
+  )
   return methods
