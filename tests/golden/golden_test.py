@@ -1,7 +1,8 @@
 """Seeded runs of every level do what they did when they were recorded.
 
-`runs.json` was written by the release before the redesign of November 2026. A
-change that is meant to alter figures records them anew:
+`runs.json` was first written by the release before the redesign of November
+2026, with which the redesign agreed. A change that is meant to alter figures
+records them anew:
 
   python -m tests.golden.golden_test
 """
@@ -22,14 +23,18 @@ _NUMBER = re.compile(r'-?\d+\.?\d*(?:e[-+]?\d+)?')
 
 def _run(settings, directory):
   plan, progress, _ = run.run(run.Settings.of(**settings), directory)
-  run_report.write(directory, plan, progress)
   rows = [
     {k: None if v == '' else v for k, v in row.items() if k != 'seconds'}
     for row in progress.rows
   ]
-  statement = directory / 'statement.txt'
-  lines = statement.read_text('utf-8') if statement.exists() else ''
-  return {'settings': settings, 'rows': rows, 'statement': lines.splitlines()}
+  statement: list[str] = []
+  for unit in plan.mechanism.units if plan.mechanism.noise_multiplier else ():
+    privacy = run_report.privacy_of(unit, plan, progress)
+    statement += [
+      *([''] if statement else []),
+      *privacy.statement().split('\n'),
+    ]
+  return {'settings': settings, 'rows': rows, 'statement': statement}
 
 
 @pytest.mark.parametrize('name', _RUNS)

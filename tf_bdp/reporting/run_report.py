@@ -51,7 +51,7 @@ def write(
   if not progress.rows:
     lines.append('No round was released: there is nothing to report.')
     return '\n'.join(lines)
-  privacy = {unit: _privacy(unit, plan, progress) for unit in mechanism.units}
+  privacy = {unit: privacy_of(unit, plan, progress) for unit in mechanism.units}
   distances = _distances(mechanism.units[0], plan, progress)
   if distances is not None and plan.panel_size and mechanism.local is None:
     recorded_distances.save(
@@ -77,7 +77,7 @@ def write(
   return '\n\n'.join([*lines, f'Report: {path}'])
 
 
-def _privacy(
+def privacy_of(
   unit: str, plan: plan_lib.Plan, progress: progress_lib.Progress
 ) -> privacy_report.PrivacyReport:
   """Accounts for all rounds at the level of one unit."""
