@@ -56,6 +56,7 @@ def _interrupt_again(ignored: Any) -> None:
   """
   if issubclass(ignored.exc_type, KeyboardInterrupt):
     # A little later: here it would be ignored once more.
-    threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+    main = threading.main_thread().ident
+    threading.Timer(0.01, signal.pthread_kill, (main, signal.SIGINT)).start()
   else:
     sys.__unraisablehook__(ignored)
