@@ -2,9 +2,11 @@
 
 import logging
 import os
+import signal
 import sys
+import threading
 import warnings
-from typing import Callable
+from typing import Any, Callable
 
 from absl import logging as absl_logging
 
@@ -25,6 +27,7 @@ def start(main: Callable[[], None], to_go_on: str) -> None:
     sys.exit(0)
   arguments = command_line.parse_flags(sys.argv)
   silence_tensorflow()
+  sys.unraisablehook = _interrupt_again
   # TensorFlow has it off on processors without AVX-512, where convolutions then
   # take three times as long.
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
@@ -43,3 +46,17 @@ def silence_tensorflow() -> None:
   logging.getLogger('tensorflow').setLevel(logging.ERROR)
   absl_logging.set_verbosity(absl_logging.ERROR)
   warnings.filterwarnings('ignore', 'pkg_resources is deprecated')
+
+
+def _interrupt_again(ignored: Any) -> None:
+  """Repeats a Ctrl-C that Python was about to ignore; see `unraisablehook`.
+
+  JAX, which TFF imports, has a callback in the garbage collector. A Ctrl-C that
+  comes while it runs is printed there, and training would go on.
+  """
+  if issubclass(ignored.exc_type, KeyboardInterrupt):
+    # A little later: here it would be ignored once more.
+    main = threading.main_thread().ident
+    threading.Timer(0.01, signal.pthread_kill, (main, signal.SIGINT)).start()
+  else:
+    sys.__unraisablehook__(ignored)

@@ -51,6 +51,7 @@ def run(script, *flags, report=True):
     contextlib.redirect_stdout(printed),
     contextlib.redirect_stderr(errors),
     mock.patch.object(sys, 'argv', [script, *map(str, flags)]),
+    mock.patch.object(sys, 'unraisablehook', sys.unraisablehook),
     contextlib.nullcontext() if report else _without_report(),
   ):
     try:
