@@ -122,7 +122,8 @@ def test_every_row_has_epsilons_of_what_is_protected(runs, level):
       bdp, dp = (
         float(row[f'{prefix}{kind}_epsilon']) for kind in ('bdp', 'dp')
       )
-      assert 0 <= bdp <= dp < np.inf
+      # Bounds that may fail keep a tenth of delta, which DP does not.
+      assert 0 <= bdp <= dp - np.log(0.9) < np.inf
 
 
 @pytest.mark.parametrize('level', _LEVELS)
