@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import warnings
 from typing import Any, Callable
 
@@ -56,7 +55,7 @@ def _interrupt_again(ignored: Any) -> None:
   """
   if issubclass(ignored.exc_type, KeyboardInterrupt):
     # A little later: here it would be ignored once more.
-    main = threading.main_thread().ident
-    threading.Timer(0.01, signal.pthread_kill, (main, signal.SIGINT)).start()
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
   else:
     sys.__unraisablehook__(ignored)
