@@ -11,7 +11,7 @@ run: $(INSTALLED)  ## The main job; pass flags with ARGS="--dataset=mnist".
 	$(BIN)/python -m experiments.train --overwrite $(ARGS)
 
 test: $(INSTALLED)  ## All tests; pass pytest's options with ARGS="-k panel".
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 bench: $(INSTALLED)  ## Speed, as ratios to named alternatives.
 	$(BIN)/python -m benchmarks.accounting
