@@ -123,6 +123,7 @@ def _accountants(
 ) -> dict[str, Callable[[], dp_accounting.PrivacyAccountant]]:
   """Returns what makes the accountant of each method, DP first."""
   accountant = accountant_lib.BayesianAccountant
+  panels = functools.partial(accountant, 'panel')
   holder = functools.partial(accountant, 'holder', total_rounds=rounds)
   methods: dict[str, Callable[..., dp_accounting.PrivacyAccountant]] = {
     'DP, RDP': dp_accounting.rdp.RdpAccountant,
@@ -130,11 +131,8 @@ def _accountants(
     'BDP, holder': functools.partial(holder, estimator='student_t'),
   }
   if panel:
-    methods['BDP, panel'] = functools.partial(accountant, estimator='student_t')
-  free: Callable[..., dp_accounting.PrivacyAccountant] = (
-    accountant if panel else holder
-  )
+    methods['BDP, panel'] = functools.partial(panels, estimator='student_t')
   methods['BDP, distribution-free'] = functools.partial(
-    free, estimator='betting'
+    panels if panel else holder, estimator='betting'
   )
   return methods
