@@ -129,7 +129,7 @@ def test_the_ledger_of_a_run_has_the_cost_of_its_worst_case(
   assert accountant.get_epsilon(_DELTA) <= expected * (1 + 1e-9)
 
 
-# --- The numbers of ACCOUNTING.md.
+# --- The numbers of docs/accounting.md.
 
 # Section 3: T = 300, q = 1, s = 20; 1 % of people at ‖Δ‖ = 1 and 99 % at 0.1.
 _ROUNDS, _FAR, _NEAR = 300, 1 / 400, 0.01 / 400

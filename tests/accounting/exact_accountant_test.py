@@ -74,7 +74,7 @@ def _gaussian_delta(mu, epsilon):
 
 
 def test_a_person_who_stays_has_the_exact_figure_of_the_example():
-  # Section 3 of ACCOUNTING.md: T = 300, q = 1, s = 20; 1 % of people at
+  # The example of docs/accounting.md: T = 300, q = 1, s = 20; 1 % of people at
   # ‖Δ‖ = 1 and 99 % at 0.1. By moments 2.99, and 4.01 for the worst case.
   far, near = math.sqrt(300 / 400), math.sqrt(3 / 400)
 

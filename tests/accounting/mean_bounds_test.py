@@ -104,7 +104,7 @@ def test_betting_is_what_a_slow_bisection_finds(units, failure_probability):
 
 @pytest.mark.parametrize('failure_probability', [0.05, 1e-6, 1e-15])
 def test_bounds_that_saw_no_outlier_still_reckon_with_one(failure_probability):
-  # ACCOUNTING.md, section 2: none can be below p₀ y_max, p₀ = ln(1/δ′)/m, up
+  # None can be below p₀ y_max, p₀ = ln(1/δ′)/m, up
   # to the second order of p₀: an outlier of probability p stays unseen in m
   # draws with (1 - p)^m = δ′.
   units = 1000
@@ -317,7 +317,7 @@ def test_betting_on_points_fails_no_more_often_than_it_may():
 
 
 def test_student_t_misses_outliers_in_13_percent_of_draws_at_nominal_1e_10():
-  # ACCOUNTING.md, section 2. 100 draws hold none of the 2 % with probability
+  # 100 draws hold none of the 2 % with probability
   # 0.98^100 = 0.133, and then nothing tells of them. Costs are continuous, so
   # that the deviation is never zero.
   draws = 20_000

@@ -99,7 +99,7 @@ def _quadrature(squared_distance, q, power):
 
 
 def epsilon(orders, costs, delta, conversion):
-  """Section 4 of ACCOUNTING.md, as written."""
+  """The conversions to ε of docs/accounting.md, as written."""
   candidates = []
   for order, cost in zip(orders, costs):
     if not np.any(costs):
@@ -118,7 +118,7 @@ def epsilon(orders, costs, delta, conversion):
 
 
 def accounted_epsilon(rounds, settings, delta, known_costs=0.0):
-  """Sections 1 to 5 of ACCOUNTING.md, put together slowly.
+  """All of the accounting by moments, put together slowly.
 
   The bounds of means are the library's, which have tests of their own.
 

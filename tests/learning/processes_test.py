@@ -217,7 +217,7 @@ def test_the_ledger_of_a_mean_is_dp_accountings_own_figure(private_mean):
   for metrics in _metrics_of_rounds(private_mean, cohorts):
     accountant.compose(_event(metrics, 'mean'))
   wanted = dp_accounting.rdp.RdpAccountant()
-  # z n / (2 n̄); alone, z / n̄; nobody, nothing (ACCOUNTING.md, section 5).
+  # z n / (2 n̄); alone, z / n̄; nobody, nothing.
   for participants in (5 / 2, 2 / 2, 1, 4 / 2):
     gaussian = dp_accounting.GaussianDpEvent(0.9 * participants / _EXPECTED)
     wanted.compose(dp_accounting.PoissonSampledDpEvent(_PROBABILITY, gaussian))
