@@ -1,4 +1,4 @@
-"""Tests of `ClientMechanism`: section 5 of ACCOUNTING.md, by definition."""
+"""Tests of `ClientMechanism`, by the definitions in docs/training.md."""
 
 import dataclasses
 import itertools

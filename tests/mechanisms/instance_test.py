@@ -1,6 +1,6 @@
 """Tests of all levels at which clients add noise, for examples.
 
-By the definitions in section 5 of ACCOUNTING.md; what is for clients is in
+By the definitions in docs/training.md; what is for clients is in
 joint_test.py and split_test.py.
 
 That the costs cover what is really released is in released_divergence_test.py.
