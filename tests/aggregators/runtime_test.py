@@ -174,3 +174,25 @@ def test_there_is_one_simulation_context_with_one_worker():
   again = _own_workers()
   assert runtime.simulation_context() is runtime.simulation_context()
   assert _own_workers() == again
+
+
+def test_a_context_is_dropped_although_interrupts_are_ignored():
+  # TFF interrupts the worker of a dropped context and waits for its end.
+  program = """
+    import signal
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import numpy as np
+    from tf_bdp.aggregators import runtime
+    runtime.reap_on_exit()
+    import tensorflow_federated as tff
+
+    @tff.tensorflow.computation(np.int32)
+    def next_number(number):
+      return number + 1
+
+    assert next_number(1) == 2
+    runtime.use_simulation_context()
+    assert next_number(2) == 3
+  """
+  command = [sys.executable, '-c', textwrap.dedent(program)]
+  subprocess.run(command, check=True, timeout=60)

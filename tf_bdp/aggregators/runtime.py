@@ -11,8 +11,10 @@ import atexit
 import functools
 import os
 import secrets
+import signal
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -46,6 +48,14 @@ def reap_on_exit() -> None:
 
   Call it before the first TFF computation. Calling it again does nothing.
   """
+  if (
+    threading.current_thread() is threading.main_thread()
+    and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+  ):
+    # As in a shell's background jobs. TFF interrupts a worker whose context is
+    # dropped, and waits until it has ended. Workers inherit that a signal is
+    # ignored, but no handler; so this process ignores it by a handler.
+    signal.signal(signal.SIGINT, lambda *_: None)
   owner = secrets.token_hex(16)
   os.environ[_OWNER_VARIABLE] = owner
   _watchdogs.append(
