@@ -1,7 +1,7 @@
 """What a round tells the accountant: the distances of its sampled units."""
 
-from collections.abc import Iterable
-from typing import NamedTuple, Optional
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Optional
 
 import attr
 import dp_accounting
@@ -13,6 +13,24 @@ from tf_bdp.accounting import mean_bounds
 
 # Norms that were clipped in float32 exceed the clip norm by rounding.
 _ROUNDING = 1e-4
+
+
+# Worst cases r² with their probabilities, where the worst case of a round is
+# itself drawn: (probability, r²) pairs whose probabilities add up to one.
+Mixture = tuple[tuple[float, float], ...]
+
+
+def _convert_mixture(pairs: Optional[Iterable[Sequence[float]]]) -> Any:
+  """Returns the pairs as a `Mixture`; raises ValueError if they are not one."""
+  if pairs is None:
+    return None
+  mixture = tuple((float(p), float(r2)) for p, r2 in pairs)
+  for probability, squared_distance in mixture:
+    validation.check_probability('probability', probability)
+    validation.check_squared_distances('squared distance', squared_distance)
+  if not abs(sum(p for p, _ in mixture) - 1) < 1e-9:
+    raise ValueError('The probabilities of a mixture must add up to one.')
+  return mixture
 
 
 def _convert_distances(values: npt.ArrayLike) -> np.ndarray:
@@ -46,6 +64,10 @@ class BayesianGaussianEvent(dp_accounting.DpEvent):
       client, takes part at all, where that shows in the release even without
       the unit. By joint convexity E[(p/q)^(λ+1)] is then at most
       1 - a + a exp ℓ: less is gained than from being sampled unseen.
+    worst_case_mixture: What differential privacy is charged instead of
+      `worst_case_squared_distance`, which then is that of this round alone:
+      the worst cases of all rounds that could have been, with their
+      probabilities.
   """
 
   squared_distances: np.ndarray = attr.ib(
@@ -61,6 +83,9 @@ class BayesianGaussianEvent(dp_accounting.DpEvent):
   )
   panel: bool = False
   inclusion_probability: float = attr.ib(default=1.0, converter=float)
+  worst_case_mixture: Optional[Mixture] = attr.ib(
+    default=None, converter=_convert_mixture
+  )
 
   def __attrs_post_init__(self) -> None:
     for name in ('participation_probability', 'inclusion_probability'):
@@ -159,6 +184,7 @@ class ReportedCostEvent(dp_accounting.DpEvent):
     participation_probability: The largest q of any unit.
     worst_case_squared_distance: The largest r² that any unit could have.
     inclusion_probability: As of `BayesianGaussianEvent`, the largest.
+    worst_case_mixture: As of `BayesianGaussianEvent`.
   """
 
   costs: tuple[float, ...] = attr.ib(
@@ -169,6 +195,9 @@ class ReportedCostEvent(dp_accounting.DpEvent):
   participation_probability: float = attr.ib(converter=float)
   worst_case_squared_distance: float = attr.ib(converter=float)
   inclusion_probability: float = attr.ib(default=1.0, converter=float)
+  worst_case_mixture: Optional[Mixture] = attr.ib(
+    default=None, converter=_convert_mixture
+  )
 
   def __attrs_post_init__(self) -> None:
     validation.check_delta('failure_probability', self.failure_probability)
@@ -176,6 +205,27 @@ class ReportedCostEvent(dp_accounting.DpEvent):
       validation.check_probability(name, getattr(self, name))
     validation.check_squared_distances(
       'worst_case_squared_distance', self.worst_case_squared_distance
+    )
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class MixedGaussianEvent(dp_accounting.DpEvent):
+  """One round of which only the worst case is known, and that is drawn.
+
+  Such as a mean over a number n of others that is secret: given n the round is
+  a sampled Gaussian mechanism of worst case r(n).
+
+  Attributes:
+    mixture: The worst cases r² with their probabilities.
+    participation_probability: q.
+  """
+
+  mixture: Mixture = attr.ib(converter=_convert_mixture)
+  participation_probability: float = attr.ib(converter=float)
+
+  def __attrs_post_init__(self) -> None:
+    validation.check_probability(
+      'participation_probability', self.participation_probability
     )
 
 
