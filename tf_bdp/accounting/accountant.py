@@ -394,6 +394,14 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       epsilons[asked_for] = self.get_epsilon(target_delta)
     return claims.report(epsilons, target_delta, asked_for)
 
+  def get_dp_epsilon(self, target_delta: float) -> float:
+    """Returns the exact ε of differential privacy for all events so far.
+
+    Infinite if a round has no worst case.
+    """
+    validation.check_delta('target_delta', target_delta)
+    return self._claimed_epsilon('dp', target_delta)
+
   def get_worst_case_epsilon(self, target_delta: float) -> float:
     """Returns ε of differential privacy for all events so far, by moments.
 

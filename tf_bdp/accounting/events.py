@@ -125,6 +125,9 @@ class ParallelEvent(dp_accounting.DpEvent):
   Attributes:
     groups: The events of the groups. In a panel, the i-th is the same group in
       every round.
+    labels: Which group each is, such as the client's number, if groups change
+      from round to round: what a unit loses is then added up over the rounds of
+      its own group. Without labels the largest cost of each round is added up.
   """
 
   groups: tuple[BayesianGaussianEvent, ...] = attr.ib(
@@ -133,10 +136,18 @@ class ParallelEvent(dp_accounting.DpEvent):
       attr.validators.instance_of(BayesianGaussianEvent)
     ),
   )
+  labels: Optional[tuple[int, ...]] = attr.ib(
+    default=None, converter=attr.converters.optional(tuple)
+  )
 
   def __attrs_post_init__(self) -> None:
     if not self.groups:
       raise ValueError('groups must be at least one event. Found none.')
+    if self.labels is not None and (
+      len(set(self.labels)) != len(self.groups)
+      or len(self.labels) != len(self.groups)
+    ):
+      raise ValueError('labels must be one for each group, all different.')
     if len({group.panel for group in self.groups}) > 1:
       raise ValueError('All groups must be panels, or none.')
 
