@@ -80,6 +80,22 @@ def mnist_cnn(
   )
 
 
+def linear(features: int, classes: int = 10) -> tf.keras.Model:
+  """One linear layer on features, whose weights are 0 at first.
+
+  Args:
+    features: How many.
+    classes: How many logits.
+  """
+  layers = tf.keras.layers
+  return tf.keras.Sequential(
+    [
+      layers.Input((features,)),
+      layers.Dense(classes, use_bias=False, kernel_initializer='zeros'),
+    ]
+  )
+
+
 def aptos_head(seed: Optional[int] = None) -> tf.keras.Model:
   """The last layer of a ResNet-50 for APTOS 2019: 10,245 weights.
 

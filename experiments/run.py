@@ -95,7 +95,8 @@ def run(
   if overwrite and not resume:
     (directory / progress_lib.CHECKPOINT_FILE).unlink(missing_ok=True)
   how, seed = settings.data, settings.seeds.seed
-  dataset, model_fn = tasks.TASKS[how.dataset](how, settings.model, seed)
+  task = tasks.TASKS[how.dataset](how, settings.model, seed)
+  dataset, model_fn, feature_map = task
   if how.evaluate_on == 'validation':
     dataset = datasets.hold_out_validation(dataset, how.validation_share, seed)
   data = partition.split(
@@ -109,7 +110,7 @@ def run(
   plan = settings.plan(data)
   engine = plan.engine(model_fn, data)
   evaluator = evaluation.Evaluator(
-    model_fn(), dataset.test_features, dataset.test_labels
+    model_fn(), dataset.test_features, dataset.test_labels, feature_map
   )
   progress = loop.train(
     engine,

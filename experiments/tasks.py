@@ -52,7 +52,7 @@ class Data:
   )
   cache_dir: str = options.option(
     '~/.cache/tf_bdp/features',
-    'With --dataset=aptos: where the features of images are kept.',
+    'Where the features of images are kept, once they are computed.',
   )
 
   def __post_init__(self) -> None:
@@ -63,6 +63,26 @@ class Data:
 class Model:
   """The model that is trained."""
 
+  model: str = options.option(
+    'cnn',
+    'For digits and mnist. cnn: the convolutional network of the paper. '
+    'linear: one linear layer on fixed, public --features, which has far fewer '
+    'weights to be noised.',
+    choices=('cnn', 'linear'),
+  )
+  features: str = options.option(
+    'orientations',
+    'What --model=linear sees of an image: histograms of gradient orientations '
+    'on a grid, or its pixels. Both are computed image by image and cost no '
+    'privacy.',
+    choices=('orientations', 'pixels'),
+  )
+  feature_grid: int = options.option(
+    4, 'Cells from side to side, with --features=orientations.'
+  )
+  feature_orientations: int = options.option(
+    8, 'Orientations in each cell, with --features=orientations.'
+  )
   activation: str = options.option(
     'relu', 'Activation between layers of the CNN; tanh is bounded.'
   )
@@ -101,10 +121,13 @@ class Task(NamedTuple):
   Attributes:
     dataset: A `datasets.Dataset`.
     model_fn: Makes a Keras model whose outputs are logits.
+    feature_map: The Keras model that made the data's features from images, if
+      any; a saved model has it in front.
   """
 
   dataset: Any
   model_fn: Callable[[], Any]
+  feature_map: Optional[Any] = None
 
 
 _Make = Callable[[Data, Model, int], Task]
@@ -122,11 +145,22 @@ def register(*names: str) -> Callable[[_Make], _Make]:
 
 @register('digits', 'mnist')
 def _digits(data: Data, model: Model, seed: int) -> Task:
-  """Handwritten digits, and a CNN."""
-  from experiments import datasets, models
+  """Handwritten digits, and a CNN or a linear layer on public features."""
+  from experiments import datasets, feature_maps, models
 
+  images = datasets.load(data.dataset, data.data_dir)
+  if model.model == 'linear':
+    options_of = {}
+    if model.features == 'orientations':
+      options_of['grid'] = model.feature_grid
+      options_of['orientations'] = model.feature_orientations
+    shape = images.train_features.shape[1:]
+    feature_map = feature_maps.build(model.features, shape, **options_of)
+    dataset = feature_maps.apply(feature_map, images, data.cache_dir)
+    size = dataset.train_features.shape[1]
+    return Task(dataset, functools.partial(models.linear, size), feature_map)
   return Task(
-    datasets.load(data.dataset, data.data_dir),
+    images,
     functools.partial(
       models.mnist_cnn,
       seed,

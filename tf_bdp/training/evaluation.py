@@ -2,6 +2,7 @@
 
 import pathlib
 from collections.abc import Sequence
+from typing import Optional
 
 import numpy as np
 import tensorflow as tf
@@ -15,11 +16,25 @@ class Evaluator:
   """Evaluates trainable weights, and saves the model that has them."""
 
   def __init__(
-    self, model: tf.keras.Model, features: np.ndarray, labels: np.ndarray
+    self,
+    model: tf.keras.Model,
+    features: np.ndarray,
+    labels: np.ndarray,
+    feature_map: Optional[tf.keras.Model] = None,
   ):
+    """Takes the model and the examples.
+
+    Args:
+      model: A Keras model whose outputs are logits.
+      features: Its inputs.
+      labels: Their classes.
+      feature_map: What the features were made by, beforehand; a saved model
+        does that itself.
+    """
     self._model = model
     self._features = features
     self._labels = labels
+    self._feature_map = feature_map
     self._predict = tf.function(model, reduce_retracing=True)
 
   def evaluate(self, weights: Sequence[np.ndarray]) -> dict[str, float]:
@@ -38,7 +53,11 @@ class Evaluator:
   def save(self, weights: Sequence[np.ndarray], path: pathlib.Path) -> None:
     """Writes the model as a SavedModel."""
     self._assign(weights)
-    self._model.save(path)
+    model = self._model
+    if self._feature_map is not None:
+      images = self._feature_map
+      model = tf.keras.Model(images.inputs, model(images.output))
+    model.save(path)
 
   def _assign(self, weights: Sequence[np.ndarray]) -> None:
     for variable, value in zip(self._model.trainable_variables, weights):
