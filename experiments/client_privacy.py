@@ -13,6 +13,7 @@ from experiments import train
 _DEFAULTS = {
   'level': 'client',
   'dataset': 'mnist',
+  'model': 'cnn',
   'examples_per_client': 600,
   'participation_probability': 1.0,
   'noise_multiplier': 5.0,

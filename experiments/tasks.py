@@ -11,6 +11,32 @@ from typing import Any, Callable, NamedTuple, Optional
 from tf_bdp import options
 
 TASKS: 'dict[str, _Make]' = {}
+# Settings that go well with a data set, a model and a level, for flags that are
+# not given. The first model that has some for a data set and a level is the one
+# that is trained by default.
+RECIPES: dict[tuple[str, str, str], dict[str, Any]] = {
+  ('digits', 'linear', 'client'): {
+    'mechanism': 'sum',
+    'participation_probability': 1.0,
+    'noise_multiplier': 6.5,
+    'clip_norm': 0.25,
+    'rounds': 40,
+    'learning_rate': 15.0,
+    'momentum': 0.0,
+    'average_iterates': 0.9,
+  },
+  ('mnist', 'linear', 'client'): {
+    'mechanism': 'sum',
+    'participation_probability': 1.0,
+    'noise_multiplier': 7.5,
+    'clip_norm': 0.02,
+    'rounds': 30,
+    'learning_rate': 60.0,
+    'momentum': 0.5,
+    'average_iterates': 0.9,
+    'client_loss': 'calibrated',
+  },
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +93,8 @@ class Model:
     'cnn',
     'For digits and mnist. cnn: the convolutional network of the paper. '
     'linear: one linear layer on fixed, public --features, which has far fewer '
-    'weights to be noised.',
+    'weights to be noised, and is the default where it has settings of its own '
+    '(--level=client). Those hold for flags that are not given.',
     choices=('cnn', 'linear'),
   )
   features: str = options.option(
@@ -131,6 +158,17 @@ class Task(NamedTuple):
 
 
 _Make = Callable[[Data, Model, int], Task]
+
+
+def recipe(
+  dataset: str, level: str, model: Optional[str] = None
+) -> dict[str, Any]:
+  """Returns settings for what is not given, among them the model."""
+  for (its_dataset, its_model, its_level), settings in RECIPES.items():
+    fits = (its_dataset, its_level) == (dataset, level)
+    if fits and model in (None, its_model):
+      return {'model': its_model, **settings}
+  return {}
 
 
 def register(*names: str) -> Callable[[_Make], _Make]:

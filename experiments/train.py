@@ -16,13 +16,14 @@ Examples:
 """
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from absl import flags as absl_flags
 
-from experiments import flags, startup
+from experiments import flags, startup, tasks
 from experiments import run as run_lib
 from tf_bdp import options
 
@@ -61,8 +62,16 @@ for _name, _heading in _HEADINGS.items():
 flags.define('output', _Output)
 
 
-def main() -> None:
-  """Trains, accounts and reports."""
+def main(defaults: Mapping[str, Any]) -> None:
+  """Trains, accounts and reports.
+
+  Args:
+    defaults: Of the script, which go before those of the data set.
+  """
+  chosen = absl_flags.FLAGS
+  model = chosen.model if chosen['model'].present else defaults.get('model')
+  recipe = tasks.recipe(chosen.dataset, chosen.level, model)
+  flags.set_defaults({**recipe, **defaults})
   settings = run_lib.Settings(*(flags.read(kind) for kind in _GROUPS.values()))
   output = flags.read(_Output)
   directory = pathlib.Path(output.report_dir)
@@ -98,7 +107,8 @@ def run(
     defaults: Values that flags have if they are not given.
     levels: What --level may be; anything if empty.
   """
-  flags.set_defaults(defaults or {})
+  defaults = defaults or {}
+  flags.set_defaults(defaults)
   if levels:
     absl_flags.register_validator(
       'level',
@@ -107,7 +117,8 @@ def run(
       'experiments.train.',
     )
   startup.start(
-    main, 'the same command with --resume (and without --overwrite)'
+    functools.partial(main, defaults),
+    'the same command with --resume (and without --overwrite)',
   )
 
 

@@ -38,11 +38,14 @@ def run(script, *flags, report=True):
 
   Args:
     script: Its module in `experiments`.
-    *flags: Of the command line.
+    *flags: Of the command line; those of 'train' are for the CNN unless they say
+      otherwise.
     report: Whether to save the model and to write the report, which take
       longer than the rounds of a small run.
   """
   code = 0
+  if script == 'train' and not any('--model' in str(flag) for flag in flags):
+    flags = ('--model=cnn', *flags)
   with (
     flagsaver.flagsaver(),
     # TFF's worker wants files.
