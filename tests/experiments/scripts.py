@@ -33,6 +33,13 @@ class Result(NamedTuple):
   errors: str
 
 
+def _for_cnn(script, flags):
+  """Returns the flags with the CNN as the model, if they do not name one."""
+  if script != 'train' or any('--model' in str(flag) for flag in flags):
+    return flags
+  return ('--model=cnn', *flags)
+
+
 def run(script, *flags, report=True):
   """Runs a script by its command line, in this process.
 
@@ -44,8 +51,7 @@ def run(script, *flags, report=True):
       longer than the rounds of a small run.
   """
   code = 0
-  if script == 'train' and not any('--model' in str(flag) for flag in flags):
-    flags = ('--model=cnn', *flags)
+  flags = _for_cnn(script, flags)
   with (
     flagsaver.flagsaver(),
     # TFF's worker wants files.
@@ -89,6 +95,7 @@ def _without_report():
 
 def run_apart(script, *flags, cwd=ROOT):
   """Runs a script in a process of its own."""
+  flags = _for_cnn(script, flags)
   done = subprocess.run(
     [sys.executable, '-m', f'experiments.{script}', *map(str, flags)],
     cwd=cwd,
@@ -119,7 +126,8 @@ def run_until(rounds, sent, directory, *flags):
     open(said, 'w') as file,
     subprocess.Popen(
       [
-        *(sys.executable, '-m', 'experiments.train', *flags),
+        *(sys.executable, '-m', 'experiments.train'),
+        *_for_cnn('train', flags),
         f'--report_dir={directory}',
       ],
       cwd=ROOT,

@@ -64,3 +64,31 @@ def test_a_data_set_that_is_not_registered_is_refused_with_all_there_are():
 def test_a_function_can_be_registered_under_several_names(clouds):
   assert tasks.TASKS['digits'] is tasks.TASKS['mnist']
   assert tasks.TASKS['clouds'] is clouds
+
+
+def test_the_main_job_learns_with_the_settings_of_its_data_set(tmp_path):
+  result = scripts.run('train', '--model=linear', f'--report_dir={tmp_path}')
+  assert result.code == 0, result.errors
+  last = scripts.rows(tmp_path)[-1]
+  settings = tasks.recipe('digits', 'client')
+  assert int(last['round']) == settings['rounds']
+  assert float(last['accuracy']) > 0.85
+
+
+def test_flags_go_before_the_settings_of_the_data_set(tmp_path):
+  result = scripts.run(
+    'train', '--model=linear', '--rounds=2', f'--report_dir={tmp_path}'
+  )
+  assert result.code == 0, result.errors
+  last = scripts.rows(tmp_path)[-1]
+  assert int(last['round']) == 2
+  assert float(last['clip_norm']) == pytest.approx(
+    tasks.recipe('digits', 'client')['clip_norm']
+  )
+
+
+def test_a_recipe_is_for_one_data_set_model_and_level():
+  assert tasks.recipe('digits', 'client')['model'] == 'linear'
+  assert not tasks.recipe('digits', 'client', 'cnn')
+  assert not tasks.recipe('digits', 'joint')
+  assert not tasks.recipe('aptos', 'client')
