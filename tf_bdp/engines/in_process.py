@@ -167,12 +167,20 @@ class InProcessEngine(base.Engine):
     usable = _concatenated([chunk.usable for chunk in chunks]).astype(bool)
     norms = _concatenated([chunk.norms for chunk in chunks])
     squared = _concatenated([chunk.squared_norms for chunk in chunks])
-    counted = active & usable
+    # An update that cannot be computed is zero.
+    squared = np.where(usable, squared, 0.0)
+    counted = active & (usable | self._aggregation.counts_failed)
     count = int(np.count_nonzero(counted))
-    below = np.count_nonzero(counted & (norms <= clip_norm))
+    failed = np.count_nonzero(active & ~usable)
+    below = np.count_nonzero(active & usable & (norms <= clip_norm))
     released = self._aggregation.release(
       state.aggregation,
-      mechanisms.Sums([total], np.float32(count), np.float32(below)),
+      mechanisms.Sums(
+        [total],
+        np.float32(len(participants) - failed),
+        np.float32(below),
+        np.float32(failed),
+      ),
       lambda *noised: self._noised(round_number, *noised),
     )
     if compares and count:
@@ -183,7 +191,7 @@ class InProcessEngine(base.Engine):
 
     measured = measurements_lib.Measurements(
       count,
-      len(participants) - count,
+      failed,
       clip_norm,
       squared[counted],
       np.ones(count, bool),
@@ -193,8 +201,7 @@ class InProcessEngine(base.Engine):
       position = {client: row for row, client in enumerate(clients)}
       members = [position[client] for client in panel]
       measured = measured._replace(
-        # A client whose update cannot be computed moves nothing.
-        squared_measures=np.where(usable, squared, 0.0)[members],
+        squared_measures=squared[members],
         taking_part=counted[members],
         panel=True,
       )
