@@ -459,5 +459,5 @@ class PrivateUpdates(ClientUpdates):
       return noise.client_normal(
         self.size, self._noise_seed, round_number, client, step
       )
-    normals = tf.numpy_function(noise.secure_normal, [self.size], tf.float32)
+    normals = tf.numpy_function(noise.secure_normal, [self.size], tf.float64)
     return tf.ensure_shape(normals, [self.size])

@@ -232,20 +232,18 @@ class InProcessEngine(base.Engine):
     purpose: int,
   ) -> list[np.ndarray]:
     """Adds the server's noise; without a seed, from the system's entropy."""
+    tensors = [tf.constant(value, tf.float32) for value in values]
     if self._noise_seed is None:
-      return [
-        value
-        + np.float32(deviation)
-        * noise.secure_normal(np.size(value)).reshape(np.shape(value))
-        for value in values
-      ]
-    noised = noise.add_noise(
-      [tf.constant(value, tf.float32) for value in values],
-      tf.constant(deviation, tf.float32),
-      self._noise_seed,
-      tf.constant(round_number),
-      purpose,
-    )
+      normals = noise.secure_normal(sum(np.size(value) for value in values))
+      noised = noise.add_normals(tensors, deviation, tf.constant(normals))
+    else:
+      noised = noise.add_noise(
+        tensors,
+        deviation,
+        self._noise_seed,
+        tf.constant(round_number),
+        purpose,
+      )
     return [value.numpy() for value in noised]
 
   def _deviations(

@@ -255,18 +255,20 @@ class ClientMechanism:
     if others < floor:
       return [(1.0, 1.0 / floor)]
     number = stats.binom(others, self.participation_probability)
-    first, last = (
-      int(number.ppf(_NEGLIGIBLE / 4)),
-      int(number.isf(_NEGLIGIBLE / 4)),
-    )
-    moves = []
+    first = int(number.ppf(_NEGLIGIBLE / 4))
+    last = int(number.isf(_NEGLIGIBLE / 4))
+    moves: list[tuple[float, float]] = []
     if first < floor:
       moves.append((float(number.cdf(floor - 1)), 1.0 / floor))
     likely = np.arange(max(first, floor + 1), max(last, floor) + 1)
     moves += list(zip(number.pmf(likely).tolist(), 2.0 / (likely + 1.0)))
-    # All that is left: n = n_min, and both tails.
-    rest = 1.0 - math.fsum(probability for probability, _ in moves)
-    return [(max(rest, 0.0), 2.0 / (floor + 1.0)), *moves]
+    # All that is left: n = n_min, and both tails. Rounding must not lose them.
+    rest = max(
+      1.0 - math.fsum(probability for probability, _ in moves),
+      float(number.pmf(floor) + number.cdf(first - 1) + number.sf(last)),
+    )
+    moves.append((rest, 2.0 / (floor + 1.0)))
+    return [(probability, move) for probability, move in moves if probability]
 
   def squared_distances(
     self,
