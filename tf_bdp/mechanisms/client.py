@@ -225,7 +225,9 @@ class ClientMechanism:
     xp = array_namespace.of(participants)
     count = xp.float64(participants)
     move = xp.where(
-      count < floor, 1.0 / floor, 2.0 / xp.maximum(count, floor + 1.0)
+      count < floor,
+      xp.float64(1.0 / floor),
+      2.0 / xp.maximum(count, floor + 1.0),
     )
     return self._squared_distance(move**2)
 
@@ -291,7 +293,7 @@ class ClientMechanism:
       moves = moves / self.clients_per_round**2
     else:
       assert self.least_participants is not None
-      floor = float(self.least_participants)
+      floor = xp.float64(self.least_participants)
       others = self._others(taking_part, participants)
       # ‖u - mean of the others‖ / (number of others + 1). For a participant
       # that is ‖u - ū‖ / (number of others), since u is part of ū.
