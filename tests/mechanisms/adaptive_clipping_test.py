@@ -29,9 +29,9 @@ def test_the_noise_is_split_as_andrew_et_al_do(deviation):
   assert update**-2 + (2 * sigma) ** -2 == pytest.approx(1.1**-2, rel=1e-12)
   assert update > 1.1
   assert mechanism.noise_per_clip_norm == pytest.approx(update / 6.0)
-  # Half a count, over the noise.
+  # Half a count, over the noise, on its grid.
   found = mechanism.adaptive.count_squared_distance
-  assert found == pytest.approx((0.5 / sigma) ** 2, rel=1e-12)
+  assert found == pytest.approx((0.5 / sigma + 2.0**-20) ** 2, rel=1e-12)
   if deviation is not None:
     assert sigma == deviation
 

@@ -9,7 +9,9 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from scipy import stats
 
+from tests.mechanisms import oracles
 from tf_bdp.accounting import accountant as accountant_lib
 from tf_bdp.accounting import events, mean_bounds
 from tf_bdp.mechanisms import adaptive_clipping, base, client, measurements
@@ -17,16 +19,25 @@ from tf_bdp.mechanisms import adaptive_clipping, base, client, measurements
 _SIZE = 5
 _kinds = st.sampled_from(client.KINDS)
 _quantiles = st.sampled_from([None, 0.4])
+# Of 24 clients, 6 are expected.
+_floors = st.sampled_from([None, 1, 2, 3, 6, 24])
 
 
 def _mechanism(
-  kind='mean', noise=0.7, clip=1.5, clients_per_round=6.0, quantile=None
+  kind='mean',
+  noise=0.7,
+  clip=1.5,
+  clients_per_round=6.0,
+  quantile=None,
+  floor=None,
 ):
   adaptive = None
   if quantile is not None:
     adaptive = adaptive_clipping.AdaptiveClipping(quantile)
+  if kind == 'sum':
+    floor = None
   return client.ClientMechanism(
-    kind, noise, clip, 0.25, clients_per_round, adaptive
+    kind, noise, clip, 0.25, clients_per_round, adaptive, floor
   )
 
 
@@ -50,9 +61,8 @@ def _released(mechanism, updates):
   updates = np.reshape(updates, (-1, _SIZE))
   if mechanism.kind == 'sum':
     return updates.sum(axis=0) / mechanism.clients_per_round
-  if not len(updates):
-    return np.zeros(_SIZE)
-  return updates.mean(axis=0)
+  divisor = max(len(updates), mechanism.least_participants)
+  return updates.sum(axis=0) / divisor
 
 
 def _brute_force(mechanism, updates, extra=None, leaves_out=None):
@@ -63,19 +73,20 @@ def _brute_force(mechanism, updates, extra=None, leaves_out=None):
   else:
     other = np.delete(updates, leaves_out, axis=0)
   move = _released(mechanism, updates) - _released(mechanism, other)
-  squared = float(move @ move) / deviation**2
+  squared = float(oracles.on_grid(float(move @ move) / deviation**2))
   if mechanism.adaptive is not None:
     # The count of ±1/2 that is released with deviation σ_b.
-    squared += (0.5 / mechanism.adaptive.count_deviation) ** 2
+    squared += oracles.on_grid(0.25 / mechanism.adaptive.count_deviation**2)
   return squared
 
 
-def _measures(mechanism, updates, of):
-  """What the aggregators measure, in the words of `squared_distances`."""
+def _measures(mechanism, updates, of, took_part):
+  """What engines measure, from what is released before noise."""
   of = np.reshape(of, (-1, _SIZE))
-  if mechanism.kind == 'sum':
-    return np.sum(of**2, axis=1)
-  return np.sum((of - _released(mechanism, updates)) ** 2, axis=1)
+  away = of - _released(mechanism, updates)
+  return mechanism.measure(
+    np.sum(of**2, axis=1), np.sum(away**2, axis=1), took_part, len(updates)
+  )
 
 
 def _in_ball(generator, count, clip):
@@ -91,19 +102,26 @@ def _round(mechanism, count, absent):
   return updates, _in_ball(generator, absent, mechanism.clip_norm)
 
 
-@hypothesis.settings(max_examples=20)
-@hypothesis.example(kind='mean', count=1, quantile=None)
-@hypothesis.given(kind=_kinds, count=st.integers(1, 17), quantile=_quantiles)
+# At the floor, and one below and above it.
+@hypothesis.example(kind='mean', count=1, quantile=None, floor=1)
+@hypothesis.example(kind='mean', count=2, quantile=None, floor=1)
+@hypothesis.example(kind='mean', count=5, quantile=None, floor=6)
+@hypothesis.example(kind='mean', count=6, quantile=None, floor=6)
+@hypothesis.example(kind='mean', count=7, quantile=None, floor=6)
+@hypothesis.given(
+  kind=_kinds, count=st.integers(1, 17), quantile=_quantiles, floor=_floors
+)
 def test_distances_of_participants_are_those_of_leaving_one_out(
-  kind, count, quantile
+  kind, count, quantile, floor
 ):
-  mechanism = _mechanism(kind, quantile=quantile)
+  mechanism = _mechanism(kind, quantile=quantile, floor=floor)
   updates, _ = _round(mechanism, count, 0)
-  measures = _measures(mechanism, updates, updates)
-  if kind == 'mean' and count == 1:
-    measures = np.sum(updates**2, axis=1)
+  present = np.ones(count, bool)
   found = mechanism.squared_distances(
-    measures, np.ones(count, bool), count, mechanism.clip_norm
+    _measures(mechanism, updates, updates, present),
+    present,
+    count,
+    mechanism.clip_norm,
   )
   wanted = [
     _brute_force(mechanism, updates, leaves_out=i) for i in range(count)
@@ -111,13 +129,19 @@ def test_distances_of_participants_are_those_of_leaving_one_out(
   np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
-@hypothesis.settings(max_examples=20)
-@hypothesis.given(kind=_kinds, count=st.integers(1, 17))
-def test_distances_of_absent_panel_members_are_those_of_adding_one(kind, count):
-  mechanism = _mechanism(kind)
+@hypothesis.example(kind='mean', count=0, floor=1)
+@hypothesis.example(kind='mean', count=0, floor=6)
+@hypothesis.example(kind='mean', count=5, floor=6)
+@hypothesis.example(kind='mean', count=6, floor=6)
+@hypothesis.example(kind='mean', count=7, floor=6)
+@hypothesis.given(kind=_kinds, count=st.integers(0, 17), floor=_floors)
+def test_distances_of_absent_panel_members_are_those_of_adding_one(
+  kind, count, floor
+):
+  mechanism = _mechanism(kind, floor=floor)
   updates, absent = _round(mechanism, count, 8)
   found = mechanism.squared_distances(
-    _measures(mechanism, updates, absent),
+    _measures(mechanism, updates, absent, np.zeros(8, bool)),
     np.zeros(8, bool),
     count,
     mechanism.clip_norm,
@@ -127,12 +151,14 @@ def test_distances_of_absent_panel_members_are_those_of_adding_one(kind, count):
 
 
 def test_a_panel_mixes_present_and_absent_members():
-  mechanism = _mechanism('mean')
+  # Beside three others the floor binds, beside four it does not.
+  mechanism = _mechanism('mean', floor=4)
   updates, absent = _round(mechanism, 4, 2)
   panel = np.concatenate([absent[:1], updates[1:3], absent[1:]])
+  took_part = np.array([False, True, True, False])
   found = mechanism.squared_distances(
-    _measures(mechanism, updates, panel),
-    np.array([False, True, True, False]),
+    _measures(mechanism, updates, panel, took_part),
+    took_part,
     4,
     mechanism.clip_norm,
   )
@@ -156,27 +182,35 @@ def test_an_empty_round_of_a_sum_costs_what_a_client_would_have_added():
   np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
-def test_an_empty_round_of_a_mean_costs_nothing_by_section_5():
-  mechanism = _mechanism('mean')
+@pytest.mark.parametrize('floor', [1, 4])
+def test_an_empty_round_of_a_mean_costs_what_a_client_would_have_added(floor):
+  mechanism = _mechanism('mean', noise=2.0, floor=floor)
   found = mechanism.squared_distances(
     np.array([2.25, 1.0]), np.zeros(2, bool), 0, mechanism.clip_norm
   )
-  np.testing.assert_array_equal(found, 0.0)
-  assert _worst_case(mechanism, 0) == 0
+  # ‖u‖ / n_min over z C / n̄.
+  wanted = np.array([1.0, 1.0 / 1.5]) / floor * 6 / 2.0
+  np.testing.assert_allclose(np.sqrt(found), wanted, rtol=1e-5)
+  assert _worst_case(mechanism, 0) == pytest.approx(found[0], rel=1e-12)
 
 
 @pytest.mark.parametrize('adaptive', [False, True])
 @pytest.mark.parametrize('kind', client.KINDS)
-@pytest.mark.parametrize('count', [1, 2, 3, 9])
-def test_no_vectors_in_the_ball_exceed_the_worst_case(kind, count, adaptive):
-  mechanism = _mechanism(kind, quantile=0.5 if adaptive else None)
+@pytest.mark.parametrize(
+  'count, floor',
+  [(0, 1), (1, 1), (2, 1), (3, 1), (9, 1), (2, 3), (3, 3), (4, 3)],
+)
+def test_no_vectors_in_the_ball_exceed_the_worst_case(
+  kind, count, floor, adaptive
+):
+  mechanism = _mechanism(kind, quantile=0.5 if adaptive else None, floor=floor)
   clip = mechanism.clip_norm
   generator = np.random.default_rng(count)
   axis = np.eye(_SIZE)[0] * clip
   adversarial = [
-    np.concatenate([[axis], -np.repeat([axis], count - 1, axis=0)]),
+    np.concatenate([[axis], -np.repeat([axis], count, axis=0)])[:count],
     np.repeat([axis], count, axis=0),
-    np.array([axis * (-1) ** i for i in range(count)]),
+    np.reshape([axis * (-1) ** i for i in range(count)], (-1, _SIZE)),
   ]
   random = [_in_ball(generator, count, clip) for _ in range(50)]
   on_sphere = [
@@ -196,15 +230,133 @@ def test_no_vectors_in_the_ball_exceed_the_worst_case(kind, count, adaptive):
 
 @pytest.mark.parametrize('count', [2, 5, 100])
 def test_worst_case_of_a_mean_is_that_of_section_5(count):
-  mechanism = _mechanism('mean', noise=0.8, clients_per_round=7.0)
+  mechanism = _mechanism('mean', noise=0.8, clients_per_round=7.0, floor=1)
   wanted = (2 * 7.0 / (0.8 * count)) ** 2
-  assert _worst_case(mechanism, count) == pytest.approx(wanted)
+  assert _worst_case(mechanism, count) == pytest.approx(wanted, rel=2e-5)
 
 
-def test_worst_case_of_one_participant_is_the_clip_norm_over_the_noise():
-  mechanism = _mechanism('mean', noise=0.8, clients_per_round=7.0)
-  wanted = (7.0 / 0.8) ** 2
-  assert _worst_case(mechanism, 1) == pytest.approx(wanted)
+@pytest.mark.parametrize('count', range(4))
+def test_below_the_floor_the_worst_case_is_that_of_a_fixed_number(count):
+  mechanism = _mechanism('mean', noise=0.8, clients_per_round=7.0, floor=4)
+  wanted = (7.0 / (0.8 * 4)) ** 2
+  assert _worst_case(mechanism, count) == pytest.approx(wanted, rel=1e-5)
+
+
+# --- The floor, and the number of others, which is drawn.
+
+
+@pytest.mark.parametrize(
+  'alpha, clients, wanted',
+  [
+    (0.1, 100, 1),  # 10 - 4 · 3 is below one.
+    (0.5, 100, 30),  # 50 - 4 · 5
+    (0.9, 100, 78),  # 90 - 4 · 3
+    (1.0, 100, 99),  # All the others: it does not bind.
+    (1.0, 1, 1),
+    (0.25, 24, 1),
+  ],
+)
+def test_by_default_the_floor_is_four_deviations_below_the_expected_number(
+  alpha, clients, wanted
+):
+  mechanism = client.ClientMechanism('mean', 1.0, 1.0, alpha, alpha * clients)
+  assert mechanism.least_participants == wanted
+  assert mechanism.client_count == clients
+
+
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(
+  clients=st.integers(1, 400),
+  alpha=st.one_of(st.just(1.0), st.floats(0.01, 0.99)),
+  floor=st.integers(1, 400),
+  quantile=_quantiles,
+)
+def test_the_mixture_is_that_of_all_numbers_of_others(
+  clients, alpha, floor, quantile
+):
+  floor = min(floor, clients)
+  adaptive = None
+  if quantile is not None:
+    adaptive = adaptive_clipping.AdaptiveClipping(quantile)
+  mechanism = client.ClientMechanism(
+    'mean', 0.8, 1.5, alpha, alpha * clients, adaptive, floor
+  )
+  deviation = mechanism.noise_per_clip_norm
+  # By the definition, one n at a time.
+  number = np.arange(clients)
+  chances = stats.binom.pmf(number, clients - 1, alpha)
+  moves = np.where(number < floor, 1 / floor, 2 / (number + 1))
+  squared = oracles.on_grid((moves / deviation) ** 2)
+  if adaptive is not None:
+    squared += oracles.on_grid(0.25 / mechanism.adaptive.count_deviation**2)
+  mixture = np.array(mechanism.worst_case_mixture)
+  assert np.sum(mixture[:, 0]) == pytest.approx(1.0, abs=1e-11)
+  assert np.all(mixture[:, 0] > 0)
+  # At every level no less probability lies above it, and hardly more.
+  for level in np.unique(squared):
+    wanted = np.sum(chances[squared >= level * (1 - 1e-12)])
+    found = np.sum(mixture[mixture[:, 1] >= level * (1 - 1e-12), 0])
+    assert wanted - 1e-13 <= found <= wanted + 1e-11
+  assert np.max(mixture[:, 1]) <= np.max(squared) * (1 + 1e-12)
+  if alpha == 1:
+    assert len(mixture) == 1
+  # No n of a round has a worst case that the mixture does not know; an absent
+  # client of a round to which all came is the only exception.
+  for count in range(clients):
+    worst = _worst_case(mechanism, count)
+    assert worst <= np.max(squared) * (1 + 1e-12)
+
+
+def test_of_very_many_clients_the_tails_are_lumped_upward():
+  alpha, clients = 0.1, 10**6
+  mechanism = client.ClientMechanism('mean', 1.0, 1.0, alpha, alpha * clients)
+  mixture = mechanism.worst_case_mixture
+  assert len(mixture) < 6000
+  assert math.fsum(p for p, _ in mixture) == pytest.approx(1.0, abs=1e-9)
+  number = stats.binom(clients - 1, alpha)
+  largest = max(mixture, key=lambda part: part[1])
+  floor = mechanism.least_participants
+  wanted = oracles.on_grid((2 * alpha * clients / (floor + 1)) ** 2)
+  assert largest[1] == pytest.approx(float(wanted), rel=1e-12)
+  assert largest[0] >= number.pmf(floor)
+
+
+@pytest.mark.parametrize('units', [0, 2, 5])
+def test_what_dp_is_charged_does_not_depend_on_who_came(units):
+  mechanism = _mechanism('mean', floor=3)
+  mixtures = set()
+  for count in (0, 1, 3, 4, 20):
+    event = _event(mechanism, np.full(units, 0.1), False, count)
+    if units < mean_bounds.FEWEST_UNITS:
+      assert isinstance(event, events.MixedGaussianEvent)
+      mixtures.add(event.mixture)
+    else:
+      mixtures.add(event.worst_case_mixture)
+    assert event.participation_probability == 0.25
+  assert mixtures == {mechanism.worst_case_mixture}
+
+
+def test_the_worst_case_of_a_sum_is_not_drawn():
+  assert _mechanism('sum').worst_case_mixture is None
+  assert _mechanism('sum').least_participants is None
+  assert _mechanism('mean', noise=0.0).worst_case_mixture is None
+
+
+def test_failed_clients_count_in_a_mean_as_zeros():
+  # So that the number of others is binomial whatever their data are.
+  mechanism = _mechanism('mean', floor=2)
+  updates, _ = _round(mechanism, 3, 0)
+  for failed in (0, 2):
+    sums = base.Sums([np.sum(updates, axis=0)], 3.0, 3.0, float(failed))
+    released = mechanism.release(client.ClippingState(1.5), sums, _no_noise)
+    zeros = np.zeros((failed, _SIZE))
+    np.testing.assert_allclose(
+      released.aggregate[0],
+      _released(mechanism, np.concatenate([updates, zeros])),
+      rtol=1e-12,
+    )
+  assert mechanism.counts_failed
+  assert not _mechanism('sum').counts_failed
 
 
 @hypothesis.given(
@@ -220,7 +372,9 @@ def test_worst_case_of_a_sum_is_one_over_z_squared(
     'sum', noise, clients_per_round=expected, quantile=quantile
   )
   worst = _worst_case(mechanism, count)
-  assert worst == pytest.approx(noise**-2, rel=1e-12)
+  assert worst == pytest.approx(noise**-2, rel=2e-5)
+  if quantile is None:
+    assert worst == pytest.approx(oracles.on_grid(noise**-2), rel=1e-12)
 
 
 def test_the_round_clip_norm_scales_the_measures():
@@ -228,7 +382,7 @@ def test_the_round_clip_norm_scales_the_measures():
   found = mechanism.squared_distances(
     np.array([9.0, 2.25]), np.ones(2, bool), 2, 3.0
   )
-  np.testing.assert_allclose(found, [1 / 4, 1 / 16])
+  np.testing.assert_allclose(found, [1 / 4, 1 / 16], rtol=1e-5)
 
 
 def test_rounding_does_not_carry_a_distance_above_the_worst_case():
@@ -244,8 +398,8 @@ def test_rounding_does_not_carry_a_distance_above_the_worst_case():
 def test_an_event_holds_distances_probability_and_worst_case(kind):
   mechanism = _mechanism(kind)
   updates = _in_ball(np.random.default_rng(5), 6, mechanism.clip_norm)
-  measures = _measures(mechanism, updates, updates)
   part = np.ones(6, bool)
+  measures = _measures(mechanism, updates, updates, part)
   event = _event(mechanism, measures, part, 6, mechanism.clip_norm, panel=True)
   assert isinstance(event, events.BayesianGaussianEvent)
   assert event.panel
@@ -253,42 +407,19 @@ def test_an_event_holds_distances_probability_and_worst_case(kind):
   assert event.worst_case_squared_distance == pytest.approx(
     _worst_case(mechanism, 6)
   )
+  assert event.worst_case_mixture == mechanism.worst_case_mixture
   np.testing.assert_array_equal(
     event.squared_distances,
     mechanism.squared_distances(measures, part, 6, mechanism.clip_norm),
   )
 
 
-@pytest.mark.parametrize('kind', client.KINDS)
-@pytest.mark.parametrize('units', range(1, mean_bounds.FEWEST_UNITS))
-def test_too_few_units_are_accounted_for_by_the_worst_case(kind, units):
-  mechanism = _mechanism(kind)
-  event = _event(mechanism, np.full(units, 1e-3), True, units)
-  z = 0.7 if kind == 'sum' else 0.7 * units / 2 / 6.0 * (2 if units < 2 else 1)
+@pytest.mark.parametrize('units', range(mean_bounds.FEWEST_UNITS))
+def test_too_few_units_are_accounted_for_by_the_worst_case(units):
+  event = _event(_mechanism('sum'), np.full(units, 1e-3), True, units)
   assert isinstance(event, dp_accounting.PoissonSampledDpEvent)
   assert event.sampling_probability == 0.25
-  assert event.event.noise_multiplier == pytest.approx(z)
-
-
-def test_few_measured_of_many_participants_are_the_worst_case_of_those():
-  mechanism = _mechanism('mean')
-  event = _event(mechanism, np.full(2, 1e-3), True, 12)
-  assert event.event.noise_multiplier == pytest.approx(0.7 * 12 / (2 * 6.0))
-
-
-def test_an_empty_round_is_free_for_a_mean_and_counted_for_a_sum():
-  free = _event(_mechanism('mean'), [], True, 0)
-  assert isinstance(free, dp_accounting.NoOpDpEvent)
-  counted = _event(_mechanism('sum'), [], True, 0)
-  assert counted.event.noise_multiplier == pytest.approx(0.7)
-
-
-def test_an_empty_round_with_adaptive_clipping_still_counts_the_bit():
-  mechanism = _mechanism('mean', quantile=0.5)
-  event = _event(mechanism, [], True, 0)
-  # Half a count over σ_b.
-  z = 2 * mechanism.adaptive.count_deviation
-  assert event.event.noise_multiplier == pytest.approx(z)
+  assert event.event.noise_multiplier == pytest.approx(0.7, rel=1e-5)
 
 
 @pytest.mark.parametrize('kind', client.KINDS)
@@ -306,7 +437,7 @@ def test_the_accountant_takes_a_panel_in_rounds_of_every_size(kind):
   accountant = accountant_lib.BayesianAccountant('panel')
   last = 0.0
   for count in (0, 1, 2, 3, 20):
-    measures = _measures(mechanism, *_round(mechanism, count, 10))
+    measures = _measures(mechanism, *_round(mechanism, count, 10), False)
     event = _event(
       mechanism, measures, False, count, mechanism.clip_norm, panel=True
     )
@@ -328,11 +459,17 @@ def test_reported_costs_are_taken_as_they_are_with_the_worst_case():
     )
 
   found = event(mechanism, 4)
+  mixture = mechanism.worst_case_mixture
   assert found == events.ReportedCostEvent(
-    np.arange(5.0), 1e-9, 0.25, _worst_case(mechanism, 4)
+    np.arange(5.0),
+    1e-9,
+    0.25,
+    _worst_case(mechanism, 4),
+    worst_case_mixture=mixture,
   )
-  # Nobody came; and there is no noise.
-  assert isinstance(event(mechanism, 0), dp_accounting.NoOpDpEvent)
+  # Too few came; and there is no noise.
+  for count in range(3):
+    assert event(mechanism, count) == events.MixedGaussianEvent(mixture, 0.25)
   loud = _mechanism('mean', noise=0.0)
   assert isinstance(event(loud, 4), dp_accounting.NonPrivateDpEvent)
 
@@ -346,18 +483,21 @@ def _release(mechanism, updates, clip, add_noise=None):
     [np.sum(updates, axis=0)], len(updates), np.sum(norms <= clip)
   )
 
-  def none(values, deviation, purpose):
-    del deviation, purpose
-    return values
-
-  return mechanism.release(client.ClippingState(clip), sums, add_noise or none)
+  return mechanism.release(
+    client.ClippingState(clip), sums, add_noise or _no_noise
+  )
 
 
-@hypothesis.given(_kinds, st.integers(0, 9))
+def _no_noise(values, deviation, purpose):
+  del deviation, purpose
+  return values
+
+
+@hypothesis.given(_kinds, st.integers(0, 9), _floors)
 def test_the_release_is_the_mean_or_the_sum_over_the_expected_number(
-  kind, count
+  kind, count, floor
 ):
-  mechanism = _mechanism(kind)
+  mechanism = _mechanism(kind, floor=floor)
   updates, _ = _round(mechanism, count, 0)
   released = _release(mechanism, updates, 1.5)
   wanted = _released(mechanism, updates)
@@ -406,15 +546,17 @@ def test_without_noise_none_is_drawn():
   st.floats(0, 9),
   st.floats(0, 9),
   st.booleans(),
-  st.integers(0, 3),
+  st.integers(0, 5),
+  st.integers(1, 3),
 )
 def test_a_client_is_measured_by_its_norm_or_from_the_mean_of_others(
-  kind, squared_norm, squared_deviation, took_part, count
+  kind, squared_norm, squared_deviation, took_part, count, floor
 ):
-  found = _mechanism(kind).measure(
+  count = max(count, int(took_part))
+  found = _mechanism(kind, floor=floor).measure(
     squared_norm, squared_deviation, took_part, count
   )
-  by_norm = kind == 'sum' or (took_part and count == 1)
+  by_norm = kind == 'sum' or count - took_part < floor
   assert found == (squared_norm if by_norm else squared_deviation)
 
 
@@ -456,9 +598,30 @@ def test_what_else_a_mechanism_of_clients_is_asked(kind):
     ('participation_probability', 1.1, 'must be between 0 and 1. Found 1.1.'),
     ('participation_probability', math.nan, 'must be between 0 and 1'),
     ('clients_per_round', 0.0, 'clients_per_round must be positive'),
+    (
+      'clients_per_round',
+      6.1,
+      r'Found 6.1 / 0.25 = 24.4, which is not a whole',
+    ),
+    ('participation_probability', 0.0, 'Found 6.0 / 0.0 = inf, which is not'),
+    ('least_participants', 0, 'least_participants must be a positive integer'),
+    (
+      'least_participants',
+      2.5,
+      'least_participants must be a positive integer',
+    ),
+    ('least_participants', 25, 'at most the number of clients, 24. Found 25.'),
   ],
 )
 def test_bad_settings_are_refused_with_a_sentence(name, value, sentence):
   good = _mechanism()
   with pytest.raises(ValueError, match=sentence):
     dataclasses.replace(good, **{name: value})
+
+
+def test_a_floor_is_refused_for_a_sum():
+  sentence = "least_participants is for the mechanism 'mean'.* Found 3."
+  with pytest.raises(ValueError, match=sentence):
+    dataclasses.replace(_mechanism('sum'), least_participants=3)
+  # Which does not need the number of clients, either.
+  client.ClientMechanism('sum', 1.0, 1.0, 0.3, 7.0)

@@ -25,6 +25,15 @@ def clip(vector, norm):
   return vector if length <= norm else vector * (norm / length)
 
 
+def on_grid(squared_distances, noises=1):
+  """r² where values are rounded to the grid of each noise, of r 2^-20 or less.
+
+  What is not moved at all is rounded alike.
+  """
+  distances = np.sqrt(squared_distances)
+  return np.where(distances > 0, (distances + noises * 2.0**-20) ** 2, 0.0)
+
+
 @dataclasses.dataclass(frozen=True)
 class Worlds:
   """Mixtures of Gaussians with and without a unit, of the same variance.

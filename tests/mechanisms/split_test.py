@@ -40,6 +40,7 @@ def test_split_hides_clients_as_the_mean_of_clipped_updates_does(
     'client', count
   ) == aggregation.worst_case_squared_distance('client', count)
   assert mechanism.aggregation == aggregation
+  assert mechanism.least_participants == aggregation.least_participants
   assert mechanism.noise_per_clip_norm == aggregation.noise_per_clip_norm
   assert mechanism.description('client') == aggregation.description('client')
 
@@ -60,6 +61,7 @@ def test_reported_costs_of_clients_are_taken_as_they_are():
   assert event.worst_case_squared_distance == (
     mechanism.worst_case_squared_distance('client', 4)
   )
+  assert event.worst_case_mixture == mechanism.aggregation.worst_case_mixture
 
 
 def test_a_client_is_added_or_removed():
@@ -73,6 +75,7 @@ def test_a_client_is_added_or_removed():
     ({'accounting': 'aggregate'}, 'the noise in the mean is not Gaussian'),
     ({'server_noise_multiplier': 0.0}, r'needs both .* Found 0\.8 and 0\.0'),
     ({'noise_multiplier': 0.0}, r'needs both .* Found 0\.0 and 0\.7'),
+    ({'least_participants': 25}, 'at most the number of clients, 24. Found 25'),
   ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings, sentence):

@@ -370,7 +370,9 @@ def test_a_joint_update_is_no_longer_than_the_clip_norm(drawn):
 
 def _normal(size):
   def normal(number):
-    return tf.random.stateless_normal([size], tf.stack([7, number]))
+    return tf.random.stateless_normal(
+      [size], tf.stack([7, number]), dtype=tf.float64
+    )
 
   return normal
 

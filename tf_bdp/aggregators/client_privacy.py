@@ -64,11 +64,14 @@ class ClientPrivacyFactory(private_mean.PrivateMeanFactory):
     clip: float,
     *,
     participation_probability: float,
+    least_participants: Optional[int] = None,
     **options: Any,
   ) -> 'ClientPrivacyFactory':
     """The paper's mechanism: the mean of clipped updates, noise z C / n̄.
 
     A client is measured by how far it is from the mean of the participants.
+    `least_participants` is the least number that the sum is divided by; see
+    `ClientMechanism`.
     """
     mechanism = client_mechanism.ClientMechanism(
       'mean',
@@ -76,6 +79,7 @@ class ClientPrivacyFactory(private_mean.PrivateMeanFactory):
       clip,
       participation_probability,
       clients_per_round,
+      least_participants=least_participants,
     )
     return cls(mechanism, **options)
 
@@ -114,6 +118,7 @@ class ClientPrivacyFactory(private_mean.PrivateMeanFactory):
     target_unclipped_quantile: float = 0.5,
     learning_rate: float = 0.2,
     clipped_count_stddev: Optional[float] = None,
+    least_participants: Optional[int] = None,
     **options: Any,
   ) -> 'ClientPrivacyFactory':
     """The same with a clip norm that follows the updates (Andrew et al. 2021).
@@ -130,6 +135,7 @@ class ClientPrivacyFactory(private_mean.PrivateMeanFactory):
       learning_rate: How fast C follows.
       clipped_count_stddev: The standard deviation of the noise on the count; by
         default n̄ / 20, or 2 z if that is more.
+      least_participants: Of a mean; see `ClientMechanism`.
       **options: Further arguments of the constructor.
     """
     mechanism = client_mechanism.ClientMechanism(
@@ -141,5 +147,6 @@ class ClientPrivacyFactory(private_mean.PrivateMeanFactory):
       adaptive_clipping.AdaptiveClipping(
         target_unclipped_quantile, learning_rate, clipped_count_stddev
       ),
+      least_participants,
     )
     return cls(mechanism, **options)

@@ -53,13 +53,13 @@ class ClientCosts(NamedTuple):
       worst = aggregation.worst_case_squared_distance('client', count)
       return array_namespace.of(count).float64(worst)
 
-    count = values.sums.usable
+    count = values.participants
     measured = private_mean.measure_clients(aggregation, values)
     sent = map(tff.federated_broadcast, (count, values.clip_norm))
     distances = tff.federated_map(squared_distance, (measured, *sent))
     costs = sum_client_costs(
       distances,
-      values.record.usable,
+      values.record.counted,
       tff.federated_map(worst_case, count),
       aggregation.participation_probability,
       self.reporting,
@@ -260,7 +260,8 @@ class ExampleCosts(NamedTuple):
       worst = tf.reshape(float64(worst), [1])
       limit = client_costs.log_moments(worst, probability, reporting.orders)[0]
       moves = float64(message['squared_moves'])
-      moves = tf.minimum(moves / mechanism.example_variance(count), worst)
+      moves = mechanism.example_squared_distances(moves, count)
+      moves = tf.minimum(moves, worst)
       rows = []
       for step in range(mechanism.local_steps):
         costs = client_costs.log_moments(
@@ -335,8 +336,10 @@ def read(
   result = {}
   if 'client_costs' in metrics:
     sums = metrics['client_costs']
-    count = max(1, int(metrics['participants']))
+    count = int(metrics['participants'])
     own_noise = not mechanism.aggregation.clips
+    if own_noise:
+      count = max(1, count)
     result['client'] = bound_of_client_costs(
       sums,
       float(mechanism.worst_case_squared_distance('client', count)),

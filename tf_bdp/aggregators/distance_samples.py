@@ -37,22 +37,22 @@ class DistanceSample:
     measured = private_mean.measure_clients(aggregation, values)
     answer = tff.tensorflow.computation(_answer, (np.int32, np.float32))
     sample = tff.aggregators.federated_sample(
-      tff.federated_map(answer, (values.record.usable, measured)), self._most
+      tff.federated_map(answer, (values.record.counted, measured)), self._most
     )
-    usable = tff.tensorflow.computation(
-      _usable, tff.TensorType(np.float32, [None, 2])
+    counted = tff.tensorflow.computation(
+      _counted, tff.TensorType(np.float32, [None, 2])
     )
     learnt = collections.OrderedDict(
-      squared_measures=tff.federated_map(usable, sample)
+      squared_measures=tff.federated_map(counted, sample)
     )
     if self._with_aggregate:
       learnt['aggregate'] = values.aggregate
     return learnt
 
 
-def _answer(usable: tf.Tensor, squared_measure: tf.Tensor) -> tf.Tensor:
-  return tf.stack([tf.cast(usable, tf.float32), squared_measure])
+def _answer(counted: tf.Tensor, squared_measure: tf.Tensor) -> tf.Tensor:
+  return tf.stack([tf.cast(counted, tf.float32), squared_measure])
 
 
-def _usable(sample: tf.Tensor) -> tf.Tensor:
+def _counted(sample: tf.Tensor) -> tf.Tensor:
   return tf.boolean_mask(sample[:, 1], sample[:, 0] > 0)

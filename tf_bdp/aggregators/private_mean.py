@@ -47,15 +47,16 @@ class RoundValues(NamedTuple):
 
   Attributes:
     clip_norm: Of the round, at the server.
-    record: At the clients: their update after clipping, and whether it is
-      usable, has failed and was below the clip norm, as 0 or 1.
-    sums: Of the records, at the server.
+    record: At the clients: their update after clipping; whether it is usable,
+      has failed and was below the clip norm, and whether the client counts as
+      a participant, as 0 or 1.
+    participants: n, at the server.
     aggregate: The mean before noise, at the server.
   """
 
   clip_norm: tff.Value
   record: tff.Value
-  sums: tff.Value
+  participants: tff.Value
   aggregate: tff.Value
 
 
@@ -90,7 +91,7 @@ class PrivateMeanState(NamedTuple):
   Attributes:
     aggregation: The mechanism's own state, which includes the clip norm.
     round_number: Counts from 0.
-    dp_event: The last round as ordinary DP sees it, before sampling.
+    dp_event: A round as ordinary DP sees it at its worst, before sampling.
     is_init_state: Whether no round has run yet. TFF's
       `extract_dp_event_from_state` reads this field and the one before.
   """
@@ -104,8 +105,9 @@ class PrivateMeanState(NamedTuple):
 class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
   """Releases what a mechanism's aggregation makes of the clients' updates.
 
-  Updates that are NaN, infinite or all zeros do not count: TFF's client work
-  puts zeros in place of an update that is not finite.
+  Updates that are NaN, infinite or all zeros have failed: TFF's client work
+  puts zeros in place of an update that is not finite. They count as zeros, or
+  not at all; see `Aggregation.counts_failed`.
   """
 
   def __init__(
@@ -170,10 +172,12 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
       released = tff.federated_map(release, (state, sums))
       learnt = self._measurement.learn(
         self._aggregation,
-        RoundValues(clip_norm, record, sums, released.aggregate),
+        RoundValues(
+          clip_norm, record, released.participants, released.aggregate
+        ),
       )
       measurements = collections.OrderedDict(
-        participants=sums.usable,
+        participants=released.participants,
         failed_clients=sums.failed,
         clip_norm=clip_norm,
         **learnt,
@@ -208,10 +212,12 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
           tf.where(is_usable, part, tf.zeros_like(part)) for part in parts
         ]
       usable = tf.cast(is_usable, tf.int32)
+      counts_failed = self._aggregation.counts_failed
       return collections.OrderedDict(
         update=tf.nest.pack_sequence_as(value, clipped),
         usable=usable,
         failed=1 - usable,
+        counted=tf.ones_like(usable) if counts_failed else usable,
         below=usable * tf.cast(norm <= clip_norm, tf.int32),
       )
 
@@ -230,20 +236,23 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
           values, deviation, self._noise_seed, state.round_number, purpose
         )
 
-      count = tf.cast(sums['usable'], tf.float32)
+      participants = sums['usable']
+      if aggregation.counts_failed:
+        participants += sums['failed']
       released = aggregation.release(
         state.aggregation,
         base.Sums(
           tf.nest.flatten(sums['update']),
-          count,
+          tf.cast(sums['usable'], tf.float32),
           tf.cast(sums['below'], tf.float32),
+          tf.cast(sums['failed'], tf.float32),
         ),
         add_noise,
       )
       next_state = PrivateMeanState(
         aggregation=released.state,
         round_number=state.round_number + 1,
-        dp_event=_gaussian_event(_noise_multiplier(aggregation, count)),
+        dp_event=_gaussian_event(tf.constant(_noise_multiplier(aggregation))),
         is_init_state=tf.constant(False),
       )
 
@@ -254,6 +263,7 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
         state=next_state,
         result=pack(released.result),
         aggregate=pack(released.aggregate),
+        participants=participants,
       )
 
     return release
@@ -273,7 +283,7 @@ def measure_clients(
       clipping.squared_norm(own), clipping.squared_norm(away), True, count
     )
 
-  sent = map(tff.federated_broadcast, (values.aggregate, values.sums.usable))
+  sent = map(tff.federated_broadcast, (values.aggregate, values.participants))
   return tff.federated_map(measure, (values.record, *sent))
 
 
@@ -281,13 +291,18 @@ def _gaussian_event(noise_multiplier: tf.Tensor) -> Any:
   return dp_accounting.GaussianDpEvent(noise_multiplier).to_named_tuple()
 
 
-def _noise_multiplier(aggregation: Any, count: tf.Tensor) -> tf.Tensor:
+def _noise_multiplier(aggregation: Any) -> np.float32:
   """Returns z of a plain Gaussian mechanism with the same worst case.
 
-  It is 0, which stands for no privacy, where clients add noise of their own:
-  the aggregation alone cannot account for that.
+  Of a mean the worst of all numbers of participants: the number of a round is
+  secret. z is 0, which stands for no privacy, where clients add noise of their
+  own: the aggregation alone cannot account for that.
   """
   if not (aggregation.clips and aggregation.noise_multiplier):
-    return tf.constant(0.0)
-  worst = aggregation.worst_case_squared_distance('client', count)
-  return tf.cast(tf.cast(worst, tf.float64) ** -0.5, tf.float32)
+    return np.float32(0.0)
+  mixture = aggregation.worst_case_mixture
+  if mixture is None:
+    worst = float(aggregation.worst_case_squared_distance('client', 0))
+  else:
+    worst = max(squared_distance for _, squared_distance in mixture)
+  return np.float32(worst**-0.5)

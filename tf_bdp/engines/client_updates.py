@@ -47,7 +47,7 @@ class Chunk(NamedTuple):
   """Updates of some clients, and what is known about them.
 
   Attributes:
-    updates: What the server is to sum, [clients, weights].
+    updates: What the server is to sum, [clients, weights]; zero if unusable.
     usable: Whether each update is finite and not zero.
     norms: Norms of the updates before the server clips them.
     squared_norms: ‖u‖² of each client after clipping. Where clients add noise
@@ -295,7 +295,9 @@ class PlainUpdates(ClientUpdates):
       update = private_steps.flat(local_update(features, labels))
       (clipped,), usable, norm = clipping.clip([update], clip_norm)
       squared = tf.square(tf.minimum(norm, clip_norm))
-      return clipped, usable & (size > 0), norm, squared
+      usable = usable & (size > 0)
+      clipped = tf.where(usable, clipped, tf.zeros_like(clipped))
+      return clipped, usable, norm, squared
 
     return self._map_clients(one_client, (indices, sizes))
 
@@ -457,5 +459,5 @@ class PrivateUpdates(ClientUpdates):
       return noise.client_normal(
         self.size, self._noise_seed, round_number, client, step
       )
-    normals = tf.numpy_function(noise.secure_normal, [self.size], tf.float32)
+    normals = tf.numpy_function(noise.secure_normal, [self.size], tf.float64)
     return tf.ensure_shape(normals, [self.size])

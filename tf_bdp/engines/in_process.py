@@ -167,12 +167,20 @@ class InProcessEngine(base.Engine):
     usable = _concatenated([chunk.usable for chunk in chunks]).astype(bool)
     norms = _concatenated([chunk.norms for chunk in chunks])
     squared = _concatenated([chunk.squared_norms for chunk in chunks])
-    counted = active & usable
+    # An update that cannot be computed is zero.
+    squared = np.where(usable, squared, 0.0)
+    counted = active & (usable | self._aggregation.counts_failed)
     count = int(np.count_nonzero(counted))
-    below = np.count_nonzero(counted & (norms <= clip_norm))
+    failed = np.count_nonzero(active & ~usable)
+    below = np.count_nonzero(active & usable & (norms <= clip_norm))
     released = self._aggregation.release(
       state.aggregation,
-      mechanisms.Sums([total], np.float32(count), np.float32(below)),
+      mechanisms.Sums(
+        [total],
+        np.float32(len(participants) - failed),
+        np.float32(below),
+        np.float32(failed),
+      ),
       lambda *noised: self._noised(round_number, *noised),
     )
     if compares and count:
@@ -183,7 +191,7 @@ class InProcessEngine(base.Engine):
 
     measured = measurements_lib.Measurements(
       count,
-      len(participants) - count,
+      failed,
       clip_norm,
       squared[counted],
       np.ones(count, bool),
@@ -193,8 +201,7 @@ class InProcessEngine(base.Engine):
       position = {client: row for row, client in enumerate(clients)}
       members = [position[client] for client in panel]
       measured = measured._replace(
-        # A client whose update cannot be computed moves nothing.
-        squared_measures=np.where(usable, squared, 0.0)[members],
+        squared_measures=squared[members],
         taking_part=counted[members],
         panel=True,
       )
@@ -225,20 +232,18 @@ class InProcessEngine(base.Engine):
     purpose: int,
   ) -> list[np.ndarray]:
     """Adds the server's noise; without a seed, from the system's entropy."""
+    tensors = [tf.constant(value, tf.float32) for value in values]
     if self._noise_seed is None:
-      return [
-        value
-        + np.float32(deviation)
-        * noise.secure_normal(np.size(value)).reshape(np.shape(value))
-        for value in values
-      ]
-    noised = noise.add_noise(
-      [tf.constant(value, tf.float32) for value in values],
-      tf.constant(deviation, tf.float32),
-      self._noise_seed,
-      tf.constant(round_number),
-      purpose,
-    )
+      normals = noise.secure_normal(sum(np.size(value) for value in values))
+      noised = noise.add_normals(tensors, deviation, tf.constant(normals))
+    else:
+      noised = noise.add_noise(
+        tensors,
+        deviation,
+        self._noise_seed,
+        tf.constant(round_number),
+        purpose,
+      )
     return [value.numpy() for value in noised]
 
   def _deviations(

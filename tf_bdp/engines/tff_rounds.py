@@ -119,13 +119,15 @@ class Rounds(abc.ABC):
     squared_deviations: np.ndarray,
   ) -> measurements_lib.Measurements:
     """Replaces the participants' measures by those of the panel."""
-    taking_part = np.isin(panel, participants) & usable
-    squared = self._mechanism.aggregation.measure(
+    aggregation = self._mechanism.aggregation
+    counted = usable | aggregation.counts_failed
+    taking_part = np.isin(panel, participants) & counted
+    squared = aggregation.measure(
       squared_norms, squared_deviations, taking_part, measured.participants
     )
     return measured._replace(
-      # A client whose update cannot be computed moves nothing.
-      squared_measures=np.where(usable, squared, 0.0),
+      # A client that would be left out moves nothing.
+      squared_measures=np.where(counted, squared, 0.0),
       taking_part=taking_part,
       panel=True,
     )

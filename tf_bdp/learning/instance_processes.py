@@ -342,11 +342,7 @@ def _build_work(
 
       def normal(step):
         if noise_seed is None:
-          # TFF seeds this anew from the system in every call. Not so
-          # `tf.random.normal`, if the model function has set a seed.
-          return tf.raw_ops.RandomStandardNormal(
-            shape=[size], dtype=tf.float32, seed=0, seed2=0
-          )
+          return noise.fresh_normal(size)
         return noise.client_normal(
           size, noise_seed, round_number, part['client'], step
         )

@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any, Optional
 
 from tf_bdp import array_namespace, validation
+from tf_bdp.mechanisms import base
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +66,7 @@ class AdaptiveClipping:
     one Gaussian mechanism, whose squared distances add.
     """
     assert self.count_deviation is not None
-    return 0.25 / self.count_deviation**2
+    return float(base.on_grid(0.25 / self.count_deviation**2))
 
   def next_clip_norm(self, clip_norm: Any, share_below: Any) -> Any:
     """Returns the next C, given the noised share of updates below C.

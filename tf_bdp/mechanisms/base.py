@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Protocol
 
 import dp_accounting
 
-from tf_bdp import validation
+from tf_bdp import array_namespace, validation
 from tf_bdp.mechanisms import measurements as measurements_lib
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 # Which of the server's two noises of a round is drawn: each has its own stream.
 UPDATE_NOISE = 0
 COUNT_NOISE = 1
+# What is released is rounded to a grid before noise is added (`ops.noise`). In
+# units of the noise's standard deviation, that moves nobody by more than this.
+GRID_DISTANCE = 2.0**-20
 # Adds Gaussian noise: a function of arrays or tensors, the standard deviation,
 # and the purpose, which is one of the two above.
 AddNoise = Callable[[Sequence[Any], Any, int], Sequence[Any]]
@@ -35,11 +38,13 @@ class Sums(NamedTuple):
     update: The sum of their updates, one array or tensor for each part.
     usable: How many updates were usable.
     below: How many of these had a norm of at most the clip norm.
+    failed: How many updates were not usable.
   """
 
   update: Sequence[Any]
   usable: Any
   below: Any
+  failed: Any = 0.0
 
 
 class Release(NamedTuple):
@@ -64,6 +69,8 @@ class Aggregation(Protocol):
       have clipped them before they added noise of their own.
     compares: Whether a client is measured by its distance from the mean of the
       participants, instead of by its own norm.
+    counts_failed: Whether a client whose update is unusable takes part, with an
+      update of zero. If not, it is left out.
   """
 
   @property
@@ -71,6 +78,9 @@ class Aggregation(Protocol):
 
   @property
   def compares(self) -> bool: ...
+
+  @property
+  def counts_failed(self) -> bool: ...
 
   def initial_state(self) -> Any:
     """Returns the state before the first round, a NamedTuple of numbers.
@@ -229,6 +239,24 @@ def register(
     return make
 
   return enter
+
+
+def on_grid(squared_distances: Any, roundings: int = 1) -> Any:
+  """Returns r² after what is released was rounded to the grid of its noise.
+
+  By the triangle inequality r grows by at most `GRID_DISTANCE` for each
+  rounding. What a unit does not move is rounded alike with and without it.
+
+  Args:
+    squared_distances: r² before rounding: a number, an array or a tensor.
+    roundings: How many noises, each with a grid of its own, hide the unit.
+  """
+  step = roundings * GRID_DISTANCE
+  rounded = (squared_distances**0.5 + step) ** 2
+  if isinstance(squared_distances, float):
+    return rounded if squared_distances else 0.0
+  xp = array_namespace.of(squared_distances)
+  return xp.where(squared_distances > 0, rounded, 0.0 * squared_distances)
 
 
 def worst_case_event(

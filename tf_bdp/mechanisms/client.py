@@ -5,12 +5,14 @@ released and what is accounted for are here, for all engines.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Optional
 
 import dp_accounting
 import numpy as np
+from scipy import stats
 
 from tf_bdp import array_namespace, validation
 from tf_bdp.accounting import events as events_lib
@@ -19,6 +21,8 @@ from tf_bdp.mechanisms import adaptive_clipping, base
 from tf_bdp.mechanisms import measurements as measurements_lib
 
 KINDS = ('mean', 'sum')
+# Numbers of others that are together less likely than this are not told apart.
+_NEGLIGIBLE = 1e-15
 
 
 class ClippingState(NamedTuple):
@@ -31,8 +35,14 @@ class ClippingState(NamedTuple):
 class ClientMechanism:
   """What a round releases, for n participants with clipped updates u_i.
 
-    mean: (1/n) Σ u_i + N(0, (z C / n̄)² I)
+    mean: Σ u_i / max(n, n_min) + N(0, (z C / n̄)² I)
     sum:  (Σ u_i + N(0, (z C)² I)) / n̄
+
+  How far a client moves a mean depends on how many others take part. That
+  number is secret, and drawn: it is binomial, Bin(N - 1, α). So differential
+  privacy is charged a mixture over it. This holds whatever the others' data
+  are, because under 'mean' a client whose update is unusable takes part as
+  well, with an update of zero.
 
   Attributes:
     kind: 'mean' or 'sum'.
@@ -40,8 +50,12 @@ class ClientMechanism:
       update and the count of unclipped clients.
     clip_norm: C; with adaptive clipping, C of the first round.
     participation_probability: α, the chance that a client takes part.
-    clients_per_round: n̄ = α N, the expected number of participants.
+    clients_per_round: n̄ = α N, the expected number of participants. It comes
+      from configuration, never from who is there: the noise must be the same
+      with and without a client.
     adaptive: How the clip norm follows the updates; None for a fixed one.
+    least_participants: n_min of 'mean', which is divided by no less; None for
+      n̄ less four standard deviations of n, so that it seldom binds.
   """
 
   kind: str
@@ -50,6 +64,7 @@ class ClientMechanism:
   participation_probability: float
   clients_per_round: float
   adaptive: Optional[adaptive_clipping.AdaptiveClipping] = None
+  least_participants: Optional[int] = None
 
   level = 'client'
   units: ClassVar[tuple[str, ...]] = ('client',)
@@ -64,6 +79,45 @@ class ClientMechanism:
         self.noise_multiplier, self.clients_per_round
       )
       object.__setattr__(self, 'adaptive', resolved)
+    if self.kind == 'mean':
+      object.__setattr__(self, 'least_participants', self._resolved_floor())
+    elif self.least_participants is not None:
+      raise ValueError(
+        "least_participants is for the mechanism 'mean': a sum is divided by "
+        'the expected number of participants, whoever comes. Found '
+        f'{self.least_participants}.'
+      )
+
+  def _resolved_floor(self) -> int:
+    """Returns n_min, checked, or its default."""
+    floor, clients = self.least_participants, self.client_count
+    if floor is None:
+      expected = self.clients_per_round
+      spread = math.sqrt(expected * (1 - self.participation_probability))
+      # At most all the others: where everybody comes it must not bind either.
+      return max(1, min(math.ceil(expected - 4 * spread), clients - 1))
+    floor = validation.check_positive_integer('least_participants', floor)
+    if floor > clients:
+      raise ValueError(
+        f'least_participants must be at most the number of clients, {clients}. '
+        f'Found {floor}.'
+      )
+    return floor
+
+  @property
+  def client_count(self) -> int:
+    """N = n̄ / α; raises ValueError if that is not a whole number."""
+    alpha, expected = self.participation_probability, self.clients_per_round
+    clients = expected / alpha if alpha else math.inf
+    # Up to the rounding of n̄ = α N.
+    if not clients < 2**40 or abs(clients - round(clients)) > 1e-9 * clients:
+      raise ValueError(
+        'The mean needs the number of clients, clients_per_round / '
+        f'participation_probability. Found {expected} / {alpha} = {clients}, '
+        'which is not a whole number. Give clients_per_round as '
+        'participation_probability times the number of clients.'
+      )
+    return round(clients)
 
   @property
   def aggregation(self) -> 'ClientMechanism':
@@ -73,6 +127,14 @@ class ClientMechanism:
   @property
   def compares(self) -> bool:
     """Whether clients are measured by their distance from the mean."""
+    return self.kind == 'mean'
+
+  @property
+  def counts_failed(self) -> bool:
+    """Whether clients with unusable updates take part with updates of zero.
+
+    If they were left out, n would be less than Bin(N - 1, α), by the data.
+    """
     return self.kind == 'mean'
 
   @property
@@ -91,13 +153,18 @@ class ClientMechanism:
     self, state: ClippingState, sums: base.Sums, add_noise: base.AddNoise
   ) -> base.Release:
     """Makes the mean or the sum over n̄, adds noise and adapts the clip norm."""
-    divisor = self.clients_per_round
+    divisor: Any = self.clients_per_round
     if self.kind == 'mean':
-      divisor = array_namespace.of(sums.usable).maximum(sums.usable, 1.0)
+      assert self.least_participants is not None
+      count = sums.usable + sums.failed
+      divisor = array_namespace.of(count).maximum(
+        count, float(self.least_participants)
+      )
     aggregate = [part / divisor for part in sums.update]
     result: Sequence[Any] = aggregate
     if self.noise_multiplier:
-      deviation = self.noise_per_clip_norm * state.clip_norm
+      clip_norm = array_namespace.of(state.clip_norm).float64(state.clip_norm)
+      deviation = self.noise_per_clip_norm * clip_norm
       result = add_noise(aggregate, deviation, base.UPDATE_NOISE)
     clip_norm = state.clip_norm
     if self.adaptive is not None:
@@ -120,15 +187,21 @@ class ClientMechanism:
   ) -> Any:
     """Returns ‖u‖² under 'sum', ‖u - ū‖² under 'mean'.
 
-    A lone participant cannot be compared with others: its measure is ‖u‖².
-    Without any participant there is no ū, and nobody moves anything.
+    Where fewer than n_min others take part, the client's own norm counts under
+    'mean', too: the sum is divided by n_min with it and without it.
     """
     if not self.compares:
       return squared_norm
     xp = array_namespace.of(squared_norm, participants)
-    # Not by `==`, which compares objects in the graphs that TFF makes.
-    alone = taking_part & xp.equal(participants, 1)
-    return xp.where(alone, squared_norm, squared_deviation)
+    others = self._others(taking_part, participants)
+    few = others < self.least_participants
+    return xp.where(few, squared_norm, squared_deviation)
+
+  def _others(self, taking_part: Any, participants: Any) -> Any:
+    """Returns how many others take part beside a client."""
+    xp = array_namespace.of(taking_part, participants)
+    count = xp.float64(participants)
+    return xp.where(taking_part, count - 1.0, count)
 
   def relation(self, unit: str) -> dp_accounting.NeighboringRelation:
     """Returns adding or removing one client."""
@@ -136,18 +209,68 @@ class ClientMechanism:
     return base.ADD_OR_REMOVE_ONE
 
   def worst_case_squared_distance(self, unit: str, participants: Any) -> Any:
-    """Returns the largest r² of any client in a round of n participants."""
+    """Returns the largest r² of any client in a round of n participants.
+
+    Of one that takes part, beside n - 1 others, and of one that does not,
+    beside n. It limits what is measured in a round of that n; for what
+    differential privacy is charged see `worst_case_mixture`.
+    """
     del unit
     if not self.noise_multiplier:
       return math.inf
     if self.kind == 'sum':
       return self._squared_distance(1 / self.clients_per_round**2)
-    # A client is at most 2 C away from the mean of the others, and moves the
-    # mean of n by 1/n of that; a lone participant moves it by C.
+    assert self.least_participants is not None
+    floor = self.least_participants
     xp = array_namespace.of(participants)
     count = xp.float64(participants)
-    move = xp.where(count < 2, count, 2 / xp.maximum(count, 1.0))
+    move = xp.where(
+      count < floor,
+      xp.float64(1.0 / floor),
+      2.0 / xp.maximum(count, floor + 1.0),
+    )
     return self._squared_distance(move**2)
+
+  @functools.cached_property
+  def worst_case_mixture(self) -> Optional[events_lib.Mixture]:
+    """What differential privacy is charged for a round, if that is drawn.
+
+    The worst cases r(n)² with their probabilities, n ~ Bin(N - 1, α) being the
+    number of others that take part. None if r does not depend on n.
+    """
+    if self.kind == 'sum' or not self.noise_multiplier:
+      return None
+    return tuple(
+      (probability, float(self._squared_distance(move**2)))
+      for probability, move in self._worst_case_moves()
+    )
+
+  def _worst_case_moves(self) -> list[tuple[float, float]]:
+    """Returns how far a client can move the mean, over C, by probability.
+
+    Beside n < n_min others it moves the mean by ‖u‖ / n_min ≤ C / n_min. Beside
+    more it is at most 2 C away from their mean, and moves it by 1 / (n + 1) of
+    that, which is most for n = n_min. Unlikely n count as the farthest move.
+    """
+    assert self.least_participants is not None
+    floor, others = self.least_participants, self.client_count - 1
+    if others < floor:
+      return [(1.0, 1.0 / floor)]
+    number = stats.binom(others, self.participation_probability)
+    first = int(number.ppf(_NEGLIGIBLE / 4))
+    last = int(number.isf(_NEGLIGIBLE / 4))
+    moves: list[tuple[float, float]] = []
+    if first < floor:
+      moves.append((float(number.cdf(floor - 1)), 1.0 / floor))
+    likely = np.arange(max(first, floor + 1), max(last, floor) + 1)
+    moves += list(zip(number.pmf(likely).tolist(), 2.0 / (likely + 1.0)))
+    # All that is left: n = n_min, and both tails. Rounding must not lose them.
+    rest = max(
+      1.0 - math.fsum(probability for probability, _ in moves),
+      float(number.pmf(floor) + number.cdf(first - 1) + number.sf(last)),
+    )
+    moves.append((rest, 2.0 / (floor + 1.0)))
+    return [(probability, move) for probability, move in moves if probability]
 
   def squared_distances(
     self,
@@ -164,23 +287,25 @@ class ClientMechanism:
       participants: n.
       clip_norm: C of the round.
     """
-    xp = array_namespace.of(squared_measures, participants)
-    count = xp.float64(participants)
+    xp = array_namespace.of(squared_measures, taking_part, participants)
     moves = xp.float64(squared_measures) / xp.float64(clip_norm) ** 2
     if self.kind == 'sum':
       moves = moves / self.clients_per_round**2
     else:
+      assert self.least_participants is not None
+      floor = xp.float64(self.least_participants)
+      others = self._others(taking_part, participants)
       # ‖u - mean of the others‖ / (number of others + 1). For a participant
-      # that is ‖u - ū‖ / (n - 1), since u is part of ū.
-      others = xp.where(taking_part, xp.maximum(count - 1.0, 1.0), count + 1.0)
-      moves = xp.where(count > 0, moves / others**2, 0.0 * moves)
+      # that is ‖u - ū‖ / (number of others), since u is part of ū.
+      divisor = xp.where(taking_part, others, others + 1.0)
+      moves = moves / xp.where(others < floor, floor, divisor) ** 2
     worst = self.worst_case_squared_distance('client', participants)
     # Rounding in float32 must not carry a clipped update beyond the worst case.
     return xp.minimum(self._squared_distance(moves), worst)
 
   def _squared_distance(self, squared_moves: Any) -> Any:
     """Divides by the noise variance; adds what the adaptive count costs."""
-    squared = squared_moves / self.noise_per_clip_norm**2
+    squared = base.on_grid(squared_moves / self.noise_per_clip_norm**2)
     if self.adaptive is not None:
       squared = squared + self.adaptive.count_squared_distance
     return squared
@@ -201,13 +326,20 @@ class ClientMechanism:
     """
     count = measurements.participants
     worst = float(self.worst_case_squared_distance('client', count))
-    q = self.participation_probability
-    too_few = measurements.squared_measures.size < mean_bounds.FEWEST_UNITS
-    if measurements.reported is not None and 0 < worst < math.inf:
-      costs, failure_probability = measurements.reported['client']
-      return events_lib.ReportedCostEvent(costs, failure_probability, q, worst)
-    if too_few or math.isinf(worst):
-      return base.worst_case_event(worst, q)
+    q, mixture = self.participation_probability, self.worst_case_mixture
+    if math.isinf(worst):
+      return dp_accounting.NonPrivateDpEvent()
+    reported = measurements.reported
+    measured = count if reported else measurements.squared_measures.size
+    if measured < mean_bounds.FEWEST_UNITS:
+      if mixture is None:
+        return base.worst_case_event(worst, q)
+      return events_lib.MixedGaussianEvent(mixture, q)
+    if reported is not None:
+      costs, failure_probability = reported['client']
+      return events_lib.ReportedCostEvent(
+        costs, failure_probability, q, worst, worst_case_mixture=mixture
+      )
     distances = self.squared_distances(
       measurements.squared_measures,
       measurements.taking_part,
@@ -215,7 +347,7 @@ class ClientMechanism:
       measurements.clip_norm,
     )
     return events_lib.BayesianGaussianEvent(
-      distances, q, worst, measurements.panel
+      distances, q, worst, measurements.panel, worst_case_mixture=mixture
     )
 
   def is_panel(self, unit: str, panel_size: int) -> bool:
@@ -272,4 +404,5 @@ def _make(options: Any, facts: base.Facts) -> ClientMechanism:
     participation_probability=options.participation_probability,
     clients_per_round=options.participation_probability * facts.client_count,
     adaptive=adaptive,
+    least_participants=options.least_participants,
   )

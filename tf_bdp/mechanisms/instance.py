@@ -258,7 +258,24 @@ class InstanceMechanism:
     server_noise = self.averages_noise and self.noise_per_clip_norm
     if not (self.noise_multiplier or server_noise):
       return math.inf
-    return self.worst_case_move**2 / self.example_variance(participants)
+    return self.example_squared_distances(self.worst_case_move**2, participants)
+
+  def example_squared_distances(
+    self, squared_moves: Any, participants: Any
+  ) -> Any:
+    """Returns r² of examples.
+
+    Args:
+      squared_moves: How far each moves what its client sends, squared, over C².
+      participants: n.
+    """
+    squared = squared_moves / self.example_variance(participants)
+    return base.on_grid(squared, self.roundings)
+
+  @property
+  def roundings(self) -> int:
+    """How many noises, rounded to a grid each, are in the released mean."""
+    return 1 + bool(self.averages_noise and self.noise_per_clip_norm)
 
   def groups(
     self,
@@ -355,12 +372,13 @@ class InstanceMechanism:
     part. Any other is measured only when it took part, and charged in full.
     """
     worst = float(self.worst_case_squared_distance('example', participants))
-    variance = float(self.example_variance(participants))
     included = float(self.inclusion_probability(participants))
     for moves, holding, always in zip(
       groups.moves(), groups.holdings, groups.in_every_round
     ):
-      squared = np.asarray(moves, np.float64) / variance
+      squared = self.example_squared_distances(
+        np.asarray(moves, np.float64), participants
+      )
       if squared.size < mean_bounds.FEWEST_UNITS:
         squared = np.full(mean_bounds.FEWEST_UNITS, worst)
       yield events_lib.BayesianGaussianEvent(
@@ -495,7 +513,8 @@ def arguments(options: Any, facts: base.Facts) -> dict[str, Any]:
 def _make(options: Any, facts: base.Facts) -> InstanceMechanism:
   """Makes the mechanism of an instance level."""
   options.check_idle(
-    *('mechanism', 'clip_quantile', 'joint_reference', 'example_accounting')
+    *('mechanism', 'clip_quantile', 'joint_reference', 'example_accounting'),
+    'least_participants',
   )
   accounting = options.level.removeprefix('instance_')
   return InstanceMechanism(accounting, **arguments(options, facts))

@@ -74,6 +74,7 @@ class JointMechanism(instance.InstanceMechanism):
     squared = xp.float64(squared_measures) / (
       count**2 * self.mean_variance(count)
     )
+    squared = base.on_grid(squared, 1 + bool(self.noise_per_clip_norm))
     return xp.where(xp.float64(participants) > 0, squared, 0.0 * squared)
 
   def worst_case_squared_distance(self, unit: str, participants: Any) -> Any:
@@ -135,7 +136,7 @@ class JointMechanism(instance.InstanceMechanism):
 @base.register('joint')
 def _make(options: Any, facts: base.Facts) -> JointMechanism:
   """Makes the mechanism of the level 'joint'."""
-  options.check_idle('mechanism', 'clip_quantile')
+  options.check_idle('mechanism', 'clip_quantile', 'least_participants')
   return JointMechanism(
     options.example_accounting or 'aggregate',
     **instance.arguments(options, facts),

@@ -99,8 +99,9 @@ class Measurements(NamedTuple):
   """What was measured in a round. Private data, without any noise.
 
   Attributes:
-    participants: n, without the clients whose updates were unusable.
-    failed_clients: How many clients were left out for that reason.
+    participants: n, the clients that count in the round; see
+      `Aggregation.counts_failed`.
+    failed_clients: How many clients sent an update that was unusable.
     clip_norm: The clip norm of the round.
     squared_measures: The squared measures of the panel's clients, in the order
       of the panel; without a panel, of the participants.

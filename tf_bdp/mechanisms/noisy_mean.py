@@ -23,6 +23,7 @@ class NoisyMean:
 
   clips = False
   compares = False
+  counts_failed = False
 
   def initial_state(self) -> client.ClippingState:
     """Returns the clip norm, which never changes."""

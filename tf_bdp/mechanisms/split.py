@@ -5,7 +5,7 @@ they sent and adds noise of its own, which is counted for clients alone.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Optional
 
 import dp_accounting
 
@@ -15,7 +15,13 @@ from tf_bdp.mechanisms import measurements as measurements_lib
 
 @dataclasses.dataclass(frozen=True)
 class SplitMechanism(instance.InstanceMechanism):
-  """Noise of the clients for examples, and of the server for clients."""
+  """Noise of the clients for examples, and of the server for clients.
+
+  Attributes are those of `InstanceMechanism`, and:
+    least_participants: n_min of the mean; see `ClientMechanism`.
+  """
+
+  least_participants: Optional[int] = None
 
   level = 'split'
   units: ClassVar[tuple[str, ...]] = ('client', 'example')
@@ -28,6 +34,8 @@ class SplitMechanism(instance.InstanceMechanism):
         'in the mean is not Gaussian, and cannot be counted together. Account '
         'by parallel or sequential.'
       )
+    floor = self.aggregation.least_participants
+    object.__setattr__(self, 'least_participants', floor)
 
   def _check_server_noise(self) -> None:
     if bool(self.server_noise_multiplier) != bool(self.noise_multiplier):
@@ -46,6 +54,7 @@ class SplitMechanism(instance.InstanceMechanism):
       self.clip_norm,
       self.participation_probability,
       self.clients_per_round,
+      least_participants=self.least_participants,
     )
 
   def worst_case_squared_distance(self, unit: str, participants: Any) -> Any:
@@ -85,4 +94,5 @@ def _make(options: Any, facts: base.Facts) -> SplitMechanism:
   return SplitMechanism(
     options.example_accounting or 'parallel',
     **instance.arguments(options, facts),
+    least_participants=options.least_participants,
   )

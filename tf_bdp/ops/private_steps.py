@@ -10,7 +10,7 @@ from typing import Callable, NamedTuple, Optional
 import tensorflow as tf
 
 from tf_bdp.mechanisms import instance as instance_mechanism
-from tf_bdp.ops import clipping, example_gradients
+from tf_bdp.ops import clipping, example_gradients, noise
 
 # Squared norms and inner products come from float32 sums of many terms; this
 # is above their relative rounding error.
@@ -88,12 +88,15 @@ def client_update(
     learning_rate: The learning rate of FedAvg's local steps; its update is how
       much the noisy steps lower the weights. None for FedSGD, whose update is
       the noisy gradient.
-    normal: Returns the standard normals of a step, one for each weight.
+    normal: Returns the standard normals of a step in float64, one for each
+      weight.
   """
   deviation = mechanism.client_noise_per_clip_norm * mechanism.clip_norm
 
   def noised(update: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-    return update + deviation * normal(number) if deviation else update
+    if not deviation:
+      return update
+    return noise.add_normals([update], deviation, normal(number))[0]
 
   if learning_rate is None:
     result = step(model, features, labels, drawn[0], mechanism)

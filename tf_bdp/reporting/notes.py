@@ -53,7 +53,7 @@ def of_run(
   failed = sum(row['failed_clients'] for row in progress.rows)
   if failed:
     notes.append(
-      f'{failed} client updates were NaN, infinite or zero and left out.'
+      f'{failed} client updates were NaN, infinite or zero, and added nothing.'
     )
   return notes
 

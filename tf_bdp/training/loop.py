@@ -94,7 +94,7 @@ def _rounds(
     number = progress.round_number
     participants = sampler.participants(number).tolist()
     done = engine.run_round(progress.state, number, participants, panel)
-    _check_usable(done, number)
+    _check_usable(done, number, plan.mechanism.aggregation.counts_failed)
     accountants = {
       unit: accountant.copy().compose(done.events[unit])
       for unit, accountant in progress.accountants.items()
@@ -110,9 +110,12 @@ def _rounds(
     yield progress
 
 
-def _check_usable(done: engines.Round, number: int) -> None:
+def _check_usable(
+  done: engines.Round, number: int, counts_failed: bool
+) -> None:
   failed = done.measurements.failed_clients
-  if failed and not done.measurements.participants:
+  usable = done.measurements.participants - (failed if counts_failed else 0)
+  if failed and not usable:
     raise RuntimeError(
       f'No update of round {number + 1} could be used: all {failed} were NaN, '
       'infinite or zero. Lower the learning rate.'

@@ -88,6 +88,13 @@ class Privacy:
   participation_probability: float = options.option(
     0.5, 'Chance that a client takes part in a round.'
   )
+  least_participants: Optional[int] = options.option(
+    None,
+    'The mean at client level (and with --level=split) is the sum of updates '
+    'over the number of participants, or over this number if fewer came: one '
+    'client then moves the mean of a few by less. By default four standard '
+    'deviations below the expected number, so that it seldom matters.',
+  )
   sampling: str = options.option(
     'poisson',
     'How participants are drawn. The theory assumes poisson.',
