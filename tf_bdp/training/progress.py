@@ -15,7 +15,7 @@ from tf_bdp.training import checkpoint
 from tf_bdp.training import plan as plan_lib
 
 CHECKPOINT_FILE = 'checkpoint.npz'
-_VERSION = 2
+_VERSION = 3
 _ENGINE, _MEASURED, _AVERAGED = 'engine_', 'measured_', 'averaged_'
 
 
