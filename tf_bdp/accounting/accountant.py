@@ -517,14 +517,13 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     The answer is that of `get_epsilon`, which takes long: it is asked only if
     moments, which are never below it, do not settle the matter.
     """
-    validation.check_delta('target_delta', target_delta)
-    if self._is_exact:
-      rest = target_delta - self._delta_for_bounds(target_delta)
-      quick, _ = conversion_lib.epsilon_from_costs(
-        self._orders, self._worst_case_costs(), max(rest, 1e-300)
-      )
-    else:
+    quick = math.inf
+    if not self._is_exact:
       quick, _ = self.get_epsilon_and_optimal_order(target_delta)
+    elif (rest := target_delta - self._delta_for_bounds(target_delta)) > 0:
+      quick, _ = conversion_lib.epsilon_from_costs(
+        self._orders, self._worst_case_costs(), rest
+      )
     if quick <= target_epsilon:
       return False
     return self.get_epsilon(target_delta) > target_epsilon

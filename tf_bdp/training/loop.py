@@ -62,6 +62,7 @@ def train(
   bar = tqdm.tqdm(
     total=plan.schedule.rounds, initial=progress.round_number, unit='round'
   )
+  progress_lib.write_private_notice(directory)
   columns = plan.epsilon_columns()
   shown = _shown_columns(plan)
   with bar, round_log.open_log(directory, columns, progress.rows) as log:

@@ -466,9 +466,13 @@ class Plan:
       unit: What is protected.
       accountant: Its accountant, with all rounds composed.
     """
-    names = self.claim_names(unit)
-    rows = accountant.report(self.delta_of(unit))
-    return [row for row in rows if row.claim.name in names]
+    delta, names = self.delta_of(unit), self.claim_names(unit)
+    epsilons = {
+      row.claim.name: row.epsilon
+      for row in accountant.report(delta)
+      if row.claim.name in names
+    }
+    return claims.report(epsilons, delta, accountant.claim)
 
   def claim_names(self, unit: str) -> list[str]:
     """Returns the names of the claims that `report` has figures of."""
