@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
@@ -103,7 +104,7 @@ def privacy_of(
     noise_multiplier=description.noise_multiplier,
     participation_probability=probability,
     delta=plan.delta_of(unit),
-    worst_case_distance=float(np.max(_worst_distances(unit, plan, progress))),
+    worst_case_distance=_worst_distance(unit, plan, progress),
     mechanism=description.release,
     unit=unit,
     sampling=plan.sampling,
@@ -120,6 +121,26 @@ def privacy_of(
   return dataclasses.replace(
     report, claims=claims.report(epsilons, report.delta, asked_for)
   )
+
+
+def _worst_distance(
+  unit: str, plan: plan_lib.Plan, progress: progress_lib.Progress
+) -> float:
+  """Returns how far clipping lets a unit move at most.
+
+  Where the worst case is drawn, this is over all that could have been drawn: it
+  does not tell how many took part.
+  """
+  possible = [
+    squared
+    for event in progress.events_of(unit)
+    for group in getattr(event, 'groups', ())
+    for _, squared in group.worst_case_mixture or ()
+  ]
+  if possible:
+    noise = plan.mechanism.description(unit).noise_multiplier
+    return noise * math.sqrt(max(possible))
+  return float(np.max(_worst_distances(unit, plan, progress)))
 
 
 def _worst_distances(
