@@ -20,7 +20,6 @@ _DEFAULTS = {
   'learning_rate': 0.05,
   'activation': 'tanh',
   'average_iterates': 0.9,
-  'estimator': 'student_t',
   'report_dir': 'reports/client_privacy',
 }
 

@@ -22,7 +22,6 @@ _DEFAULTS = {
   'activation': 'tanh',
   'average_iterates': 0.9,
   'delta': 1e-5,
-  'estimator': 'student_t',
   'report_dir': 'reports/instance_privacy',
 }
 

@@ -21,7 +21,6 @@ _DEFAULTS = {
   'activation': 'tanh',
   'average_iterates': 0.9,
   'example_delta': 1e-5,
-  'estimator': 'student_t',
   'report_dir': 'reports/joint_privacy',
 }
 

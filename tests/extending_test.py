@@ -56,7 +56,11 @@ def test_a_mechanism_is_added_by_registration(add, tmp_path):
   runs.check_same(
     runs.train('shrinking_clip', path, runner=runner, resume=True), wanted
   )
-  assert wanted.rows[0]['bdp_epsilon'] < wanted.rows[-1]['bdp_epsilon'] < np.inf
+  assert (
+    wanted.rows[1]['sample_epsilon']
+    < wanted.rows[-1]['sample_epsilon']
+    < np.inf
+  )
 
 
 def test_tff_runs_an_added_mechanism(add):
@@ -101,7 +105,7 @@ def test_an_estimator_is_added_by_registration(add, tmp_path):
   assert settings['estimator'] == 'hoeffding'
   last = done.rows[-1]
   # At most the worst case, which here leaves a tenth of δ to the bound.
-  assert 0 < last['bdp_epsilon'] <= 1.02 * last['dp_epsilon'] < np.inf
+  assert 0 < last['sample_epsilon'] <= 1.02 * last['dp_epsilon'] < np.inf
   # Of many units it is Hoeffding's bound of the mean of y, by hand.
   log_values = np.linspace(0.1, 1.0, 1000)[:, np.newaxis]
   bound = added.Hoeffding.from_sample(log_values, np.array([1.0]))

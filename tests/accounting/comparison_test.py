@@ -62,7 +62,7 @@ def _dp_epsilons(q, z, count):
 
 @functools.cache
 def _rows(rounds):
-  rows = comparison.compare(rounds, _DELTA)
+  rows = comparison.compare(rounds, _DELTA).rows
   assert [row.method for row in rows] == _METHODS
   assert all(row.delta == _DELTA for row in rows)
   return {row.method: row for row in rows}
@@ -166,7 +166,7 @@ def test_a_delta_that_is_none_is_refused(delta):
 
 
 def test_the_table_has_a_line_for_each_row_and_a_dash_where_there_is_none():
-  rows = comparison.compare(_rounds(worst=None), _DELTA)
+  rows = comparison.compare(_rounds(worst=None), _DELTA).rows
   lines = comparison.format_table(rows).splitlines()
   assert len(lines) == 1 + len(rows)
   assert lines[0].split()[:4] == ['Method', 'Epsilon', 'Delta', 'Order']
@@ -199,7 +199,7 @@ def _worst_costs(worst, q, inclusion):
   return oracles.included(costs, inclusion)
 
 
-def test_of_included_rounds_dp_is_at_the_accountants_orders_and_without_pld():
+def test_of_included_rounds_dp_is_the_accountants_own():
   rows = _rows(_included_rounds())
   rdp, pld = rows['DP, RDP'], rows['DP, PLD']
   orders = accountant_lib.DEFAULT_ORDERS
@@ -212,9 +212,9 @@ def test_of_included_rounds_dp_is_at_the_accountants_orders_and_without_pld():
     oracles.epsilon(orders, costs, _DELTA, 'tight'), rel=1e-9
   )
   assert 'integer orders' in rdp.assumption
-  assert pld.epsilon is None
-  assert pld.assumption == 'not computed: whether clients take part is visible'
-  assert 'take part is visible' in comparison.format_table(list(rows.values()))
+  accountant = builders.make_accountant('product')
+  accountant.compose(dp_accounting.ComposedDpEvent(_included_rounds()))
+  assert pld.epsilon == accountant.get_dp_epsilon(_DELTA) < rdp.epsilon
   for name in ('BDP, holder', 'BDP, distribution-free'):
     assert 0 < rows[name].epsilon <= rdp.epsilon
   # The gain is in all rows.
@@ -225,7 +225,8 @@ def test_of_included_rounds_dp_is_at_the_accountants_orders_and_without_pld():
 
 def test_included_rounds_that_move_nothing_can_be_compared():
   event = builders.make_event([0.0] * 5, 1.0, 0.0)
-  rdp, *_ = comparison.compare([builders.with_inclusion(event, 0.5)], _DELTA)
+  rounds = [builders.with_inclusion(event, 0.5)]
+  rdp, *_ = comparison.compare(rounds, _DELTA).rows
   assert rdp.epsilon == 0.0
 
 
@@ -249,7 +250,7 @@ def test_reported_rounds_are_not_composed_in_other_ways_than_bounded():
 def test_the_rows_of_reported_rounds_are_dp_and_what_was_reported():
   rounds = [builders.reported([0.001, 0.002, 0.005, 0.02, 0.07])] * 4
   accountant = _reported_to(rounds, estimator='student_t')
-  rows = comparison.compare_reported(rounds, _DELTA, accountant)
+  rows = comparison.compare_reported(rounds, _DELTA, accountant).rows
   assert [row.method for row in rows] == ['DP, RDP', 'DP, PLD', 'BDP, reported']
   rdp, pld = _dp_epsilons(0.3, 2.0, 4)
   assert rows[0].epsilon == pytest.approx(rdp, rel=1e-9)
@@ -263,7 +264,7 @@ def test_the_rows_of_reported_rounds_are_dp_and_what_was_reported():
 def test_a_reported_figure_above_that_of_dp_gives_way_to_what_bounds_leave():
   rounds = [builders.reported([50.0] * 5, worst=0.04)] * 3
   accountant = _reported_to(rounds)
-  *dp_rows, row = comparison.compare_reported(rounds, _DELTA, accountant)
+  *dp_rows, row = comparison.compare_reported(rounds, _DELTA, accountant).rows
   smallest = min(dp.epsilon for dp in dp_rows)
   rest = dp_accounting.pld.PLDAccountant().compose(accountant.ledger)
   assert smallest < row.epsilon
@@ -277,11 +278,12 @@ def test_of_reported_included_rounds_dp_is_at_the_accountants_orders():
   accountant = _reported_to([event] * 3)
   rdp, pld, reported = comparison.compare_reported(
     [event] * 3, _DELTA, accountant
-  )
-  costs = 3 * _worst_costs(0.25, 0.3, 0.2)
-  orders = accountant_lib.DEFAULT_ORDERS
+  ).rows
+  orders = builders.FEW_ORDERS
+  (costs,) = oracles.log_moments([0.25], 0.3, orders)
+  costs = 3 * oracles.included(costs, 0.2)
   assert rdp.epsilon == pytest.approx(
     oracles.epsilon(orders, costs, _DELTA, 'tight'), rel=1e-9
   )
-  assert pld.epsilon is None
-  assert reported.epsilon == min(rdp.epsilon, accountant.get_epsilon(_DELTA))
+  assert pld.epsilon == accountant.get_dp_epsilon(_DELTA) < rdp.epsilon
+  assert reported.epsilon == accountant.get_epsilon(_DELTA)

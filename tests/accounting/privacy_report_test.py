@@ -9,6 +9,7 @@ from tf_bdp.accounting import (
   BayesianAccountant,
   BayesianGaussianEvent,
   calibration,
+  claims,
   privacy_report,
 )
 
@@ -77,7 +78,9 @@ def test_bdp_lines_are_those_of_the_accountant_fed_by_hand():
         )
       )
     expected = accountant.get_epsilon(_DELTA)
-    assert epsilons[method] == pytest.approx(expected, rel=1e-9), method
+    # Costs of many units at once may be 1e-6 above the exact ones.
+    ratio = epsilons[method] / expected
+    assert 1 - 1e-9 < ratio < 1 + 2e-6, method
 
 
 def test_without_a_panel_the_panel_line_is_left_out_with_the_reason():
@@ -94,14 +97,20 @@ def test_statement_names_everything_that_a_number_rests_on():
     'taking part with probability 0.2',
     'Distances of 50 clients, a fixed panel',
     'all model checkpoints',
-    'Client-level DP with add-or-remove-one adjacency at delta = 0.0001',
-    'Epsilon, RDP (*)',
-    'Epsilon, PLD (*)',
-    'Epsilon, paper (*)(**)(***)',
-    'Epsilon, holder (*)(***)',
-    'Epsilon, panel (*)(***)',
-    'Epsilon, distribution-free (*)',
-    'attacker',
+    'Client-level privacy: epsilon = 2.430 at delta = 0.0001, claim',
+    'a client drawn from the population that the measured ones were drawn from',
+    '(add-or-remove-one adjacency)',
+    claims.ATTACKER,
+    'right with probability 0.9191 at most, guessing from even odds',
+    'Rests on: the trajectory that was realised; a bound of the mean',
+    'Why this one: asked for; dp cost more epsilon.',
+    'DP, RDP',
+    'DP, PLD',
+    'BDP, paper',
+    'BDP, paper, L part',
+    'BDP, holder',
+    'BDP, panel',
+    'BDP, distribution-free',
     'student_t',
     'betting',
     'printed',
@@ -120,7 +129,7 @@ def test_replacing_a_unit_by_a_special_one_reads_zero_out():
   relation = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
   report = _report(neighboring_relation=relation)
   text = ' '.join(report.statement().split())
-  assert text.count('with zero-out adjacency at delta = 0.0001') == 2
+  assert '(zero-out adjacency)' in text
   assert report.to_dict()['adjacency'] == 'zero-out'
 
 
@@ -143,6 +152,121 @@ def test_report_of_distances_is_that_of_their_events():
 
 def test_attackers_bound_is_equation_1_with_delta():
   for row in _report().to_dict()['rows']:
+    odds = np.exp(row['epsilon'])
+    expected = (odds + row['delta']) / (1 + odds)
+    assert row['attack_success_bound'] == pytest.approx(expected)
+
+
+def _claimed(report):
+  return {row.claim.name: row.epsilon for row in report.claims}
+
+
+def _fed(estimator):
+  accountant = BayesianAccountant('panel', estimator=estimator)
+  for event in calibration.events_from_distances(
+    _distances(), _NOISE, _Q, panel=True
+  ):
+    accountant.compose(event)
+  return accountant
+
+
+def test_claims_of_a_panel_are_those_of_the_exact_accountant():
+  wanted = {
+    row.claim.name: row.epsilon for row in _fed('sample').report(_DELTA)
+  }
+  of_all, of_some = _report(population=True), _report()
+  epsilons = _claimed(of_all)
+  assert list(epsilons) == ['dp', 'each', 'census', 'sample', 'paper']
+  for name in ('each', 'census', 'sample'):
+    assert epsilons[name] == wanted[name]
+  assert epsilons['paper'] == pytest.approx(wanted['paper'], rel=2e-6)
+  assert of_all.recommended.claim.name == 'census'
+  # A panel that is a sample says nothing of those who were not measured.
+  del epsilons['each'], epsilons['census']
+  assert _claimed(of_some) == epsilons
+  assert of_some.recommended.claim.name == 'sample'
+
+
+def test_claims_of_participants_are_by_moments_and_distribution_free():
+  report = _report(panel=False, population=False)
+  holder = BayesianAccountant('holder', total_rounds=_ROUNDS)
+  for event in calibration.events_from_distances(_distances(), _NOISE, _Q):
+    holder.compose(event)
+  epsilons = _claimed(report)
+  assert list(epsilons) == ['dp', 'sample', 'paper']
+  assert epsilons['sample'] == pytest.approx(
+    holder.get_epsilon(_DELTA), rel=2e-6
+  )
+  # What was measured here gains nothing over DP, which says more.
+  assert report.recommended.claim.name == 'dp'
+
+
+@pytest.mark.parametrize('changes', [{}, {'panel': False}])
+def test_the_claim_of_dp_is_never_above_any_figure_of_dp(changes):
+  report = _report(**changes)
+  epsilons = _epsilons(report)
+  dp = _claimed(report)['dp']
+  assert dp <= min(epsilons['DP, RDP'], epsilons['DP, PLD'])
+  assert dp == pytest.approx(epsilons['DP, PLD'], rel=1e-3)
+  assert _claimed(report)['paper'] == epsilons['BDP, paper']
+
+
+def test_what_cannot_be_claimed_gives_way_to_what_can():
+  report = _report(asked_for='census')
+  assert report.recommended.claim.name == 'sample'
+  assert report.recommended.reason == (
+    'census cannot be claimed from what was measured'
+  )
+
+
+def test_the_claim_asked_for_is_the_recommended_one():
+  assert _report(asked_for='paper').recommended.claim.name == 'paper'
+  report = _report(population=True, asked_for='each')
+  assert report.recommended.claim.name == 'each'
+
+
+def test_without_clipping_participants_have_no_claim_but_the_papers():
+  report = privacy_report.PrivacyReport.from_events(
+    calibration.events_from_distances(_distances(), _NOISE, _Q, None),
+    noise_multiplier=_NOISE,
+    participation_probability=_Q,
+    delta=_DELTA,
+    worst_case_distance=np.inf,
+    mechanism='sum',
+    unit='client',
+    sampling='poisson',
+  )
+  assert list(_claimed(report)) == ['dp', 'paper']
+  assert report.recommended.claim.name == 'dp'
+  assert report.recommended.attack_success_bound == 1.0
+  row, _ = report.to_dict()['claims']
+  assert row['epsilon'] is None
+
+
+def test_a_filter_adds_its_row():
+  event = BayesianGaussianEvent([0.01] * 5, 0.5, 1.0)
+  report = privacy_report.PrivacyReport.from_events(
+    [event] * 3,
+    noise_multiplier=1.0,
+    participation_probability=0.5,
+    delta=_DELTA,
+    worst_case_distance=1.0,
+    mechanism='sum',
+    unit='client',
+    sampling='poisson',
+    asked_for='filter',
+    filter_epsilon=1.25,
+  )
+  assert _claimed(report)['filter'] == 1.25
+  assert report.recommended.claim.name == 'filter'
+
+
+def test_report_for_programs_has_all_that_a_claim_says():
+  for row in _report(population=True).to_dict()['claims']:
+    claim = claims.CLAIMS[row['claim']]
+    assert row['protects'] == claim.protects
+    assert row['rests_on'] == claim.rests_on
+    assert row['against'] == claims.ATTACKER
     odds = np.exp(row['epsilon'])
     expected = (odds + row['delta']) / (1 + odds)
     assert row['attack_success_bound'] == pytest.approx(expected)
@@ -192,6 +316,7 @@ def test_a_change_of_scale_common_to_all_is_no_drift():
     ({'worst_case_distance': 0.1}, 'exceed worst_case_squared_distance'),
     ({'mechanism': 'median'}, 'mechanism must be one of'),
     ({'sampling': 'none'}, 'sampling must be one of'),
+    ({'asked_for': 'most'}, 'asked_for must be one of'),
     (
       {'neighboring_relation': dp_accounting.NeighboringRelation.REPLACE_ONE},
       'neighboring_relation must be ADD_OR_REMOVE_ONE or REPLACE_SPECIAL',

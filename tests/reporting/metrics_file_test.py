@@ -15,10 +15,24 @@ def test_blanks_are_none_in_rows_and_nan_in_series(tmp_path):
 
 
 def test_a_figure_is_text_in_the_format_of_its_column(tmp_path):
-  *_, row = metrics_file.read(samples.write(tmp_path, samples.fields(2)))
-  assert metrics_file.text(row, 'round') == '2'
-  assert metrics_file.text(row, 'dp_epsilon') == '0.990'  # 0.7 · √2.
+  *_, third, row = metrics_file.read(samples.write(tmp_path, samples.fields(4)))
+  assert metrics_file.text(row, 'round') == '4'
+  assert metrics_file.text(third, 'dp_epsilon') == '1.212'  # 0.7 · √3.
   assert metrics_file.text(row, 'accuracy') == '–'
+  assert metrics_file.text(row, 'dp_epsilon') == '–'
+
+
+def test_columns_of_epsilon_are_those_that_the_file_has(tmp_path):
+  path = tmp_path / 'metrics.csv'
+  path.write_text('round,dp_epsilon,example_sample_epsilon,other\n1,2,3,4\n')
+  (row,) = metrics_file.read(path)
+  assert metrics_file.epsilon_columns(row) == [
+    *('dp_epsilon', 'example_sample_epsilon'),
+  ]
+  assert 'other' not in row
+  assert metrics_file.column('dp_epsilon').heading == 'Epsilon, dp'
+  heading = metrics_file.column('example_sample_epsilon').heading
+  assert heading == 'Epsilon, example, sample'
 
 
 def test_columns_that_the_file_has_not_are_blank(tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.reporting import samples
-from tf_bdp.accounting import attack_success_bound, privacy_report
+from tf_bdp.accounting import attack_success_bound, claims, privacy_report
 from tf_bdp.reporting import page as page_lib
 
 _PLOTS = (
@@ -58,6 +58,7 @@ def _privacy():
     participation_probability=0.2,
     delta=1e-4,
     panel=True,
+    population=True,
   )
 
 
@@ -77,7 +78,10 @@ def _write(directory, report, rows=None, **changes):
 def test_all_files_are_written_and_nothing_else(tmp_path, privacy):
   settings = {'rate': np.float32(0.5), 'clients': np.int64(3), 'path': tmp_path}
   _write(tmp_path, privacy, settings=settings)
-  expected = {'metrics.csv', 'statement.txt', 'settings.json', 'report.html'}
+  expected = {
+    *('metrics.csv', 'statement.txt', 'privacy.json', 'settings.json'),
+    'report.html',
+  }
   assert {path.name for path in tmp_path.iterdir()} == {*expected, *_PLOTS}
   statement = (tmp_path / 'statement.txt').read_text('utf-8')
   assert statement == privacy.statement() + '\n'
@@ -131,19 +135,106 @@ def test_every_method_has_its_line(tmp_path, privacy):
     ]
 
 
-def test_summary_has_dp_and_the_bdp_figure_of_the_fewest_assumptions(
+def test_every_claim_has_its_line_and_the_recommended_one_a_star(
   tmp_path, privacy
 ):
+  page = _write(tmp_path, privacy)
+  names = [row.claim.name for row in privacy.claims]
+  assert names == ['dp', 'each', 'census', 'sample', 'paper']
+  for row in privacy.claims:
+    star = '*' if row.recommended else ''
+    start = page.cells.index(row.claim.name + star)
+    assert page.cells[start + 1 : start + 6] == [
+      f'{row.epsilon:.3f}',
+      f'{row.delta:g}',
+      f'{row.attack_success_bound:.4f}',
+      claims.in_words(row.claim.protects, 'client'),
+      row.claim.rests_on,
+    ]
+
+
+def test_the_recommended_claim_comes_first_and_dp_beside_it(tmp_path, privacy):
   _write(tmp_path, privacy)
   text = (tmp_path / 'report.html').read_text('utf-8')
   values = re.findall(r'<dd class="value">(.*?)</dd>', text)
-  epsilons = {row.method: f'{row.epsilon:.3f}' for row in privacy.rows}
+  epsilons = {row.claim.name: row.epsilon for row in privacy.claims}
+  assert privacy.recommended.claim.name == 'census'
   assert values == [
+    f'{epsilons["census"]:.3f}',
+    f'{epsilons["dp"]:.3f}',
     '62.00%',
     str(samples.ROUNDS),
-    epsilons['DP, PLD'],
-    epsilons['BDP, distribution-free'],
   ]
+  names = re.findall(r'<dt>(.*?)</dt>', text)
+  assert names[:2] == [
+    *('Clients, epsilon by census', 'Clients, epsilon by dp'),
+  ]
+
+
+def test_where_dp_is_recommended_it_is_there_once(tmp_path):
+  # All of them as far away as they can be: nothing is gained.
+  privacy = privacy_report.compute_bdp_privacy(
+    np.ones((samples.ROUNDS, 40)),
+    noise_multiplier=1.5,
+    participation_probability=0.2,
+    delta=1e-4,
+    panel=True,
+    population=True,
+  )
+  assert privacy.recommended.claim.name == 'dp'
+  _write(tmp_path, privacy)
+  text = (tmp_path / 'report.html').read_text('utf-8')
+  names = re.findall(r'<dt>(.*?)</dt>', text)
+  assert names == ['Clients, epsilon by dp', 'Final accuracy', 'Rounds']
+
+
+def test_the_page_says_who_is_protected_against_whom_and_on_what_it_rests(
+  tmp_path, privacy
+):
+  text = ' '.join(_write(tmp_path, privacy).text.split())
+  row = privacy.recommended
+  for part in (
+    f'by the claim {row.claim.name}.',
+    claims.in_words(row.claim.protects, 'client'),
+    claims.ATTACKER,
+    f'with probability {row.attack_success_bound:.4f} at most',
+    f'rests on {row.claim.rests_on}',
+    row.reason,
+  ):
+    assert part in text
+
+
+def test_curves_are_of_the_claims_that_the_metrics_have(tmp_path, privacy):
+  page = _write(tmp_path, privacy)
+  # 0.7 · √12 and 0.2 · √12; the file has no other claims.
+  for alternative in page.alternatives[:2]:
+    assert alternative.endswith('dp epsilon 2.425, census epsilon 0.693.')
+
+
+def test_figures_for_programs_have_the_names_of_claims(tmp_path, privacy):
+  # JSON has no infinity.
+  unbounded = privacy.rows[0]._replace(epsilon=np.inf)
+  changed = dataclasses.replace(privacy, rows=[unbounded, *privacy.rows[1:]])
+  _write(tmp_path, changed)
+  text = (tmp_path / 'privacy.json').read_text('utf-8')
+  assert 'Infinity' not in text and 'NaN' not in text
+  data = json.loads(text)['client']
+  assert {row['claim']: row['epsilon'] for row in data['claims']} == {
+    row.claim.name: row.epsilon for row in privacy.claims
+  }
+  assert data['rows'][0]['epsilon'] is None
+
+
+def test_how_many_took_part_is_not_on_the_page(tmp_path, privacy):
+  rows = samples.fields()
+  for row in rows:
+    row[1:3] = 23987, 23988
+    row[-1] = 23989.0
+  page = _write(tmp_path, privacy, rows, expected_participants=20.0)
+  text = (tmp_path / 'report.html').read_text('utf-8')
+  for private in ('23987', '23988', '23989'):
+    assert private not in text
+  assert '20 participants expected' in page.text
 
 
 def test_method_that_does_not_apply_has_no_figures(tmp_path):
@@ -180,7 +271,7 @@ def test_data_that_do_not_fit_bdp_are_noted_at_the_top(tmp_path):
     delta=1e-4,
   )
   page = _write(tmp_path, privacy, distances=distances)
-  assert 'rely on the DP figures' in page.text.partition('Method')[0]
+  assert 'rely on the claim dp' in page.text.partition('Method')[0]
 
 
 def test_whatever_the_caller_says_is_escaped(tmp_path, privacy):
@@ -231,12 +322,17 @@ def test_diverged_loss_is_not_shown_as_blank(tmp_path, privacy):
 
 def test_metrics_are_few_rows_to_the_last(tmp_path, privacy):
   page = _write(tmp_path, privacy, samples.fields(103))
-  assert '11 of 103 rounds; all are in metrics.csv.' in ' '.join(
+  assert '17 of 103 rounds; all are in metrics.csv' in ' '.join(
     page.text.split()
   )
-  width = len(samples.HEADER)
-  cells = page.cells[page.cells.index('Round') + width :]
-  assert [int(cell) for cell in cells[::width]] == [*range(10, 101, 10), 103]
+  headings = ['Round', 'Clip norm', 'Accuracy', 'Loss']
+  headings += ['Epsilon, dp', 'Epsilon, census']
+  start = page.cells.index('Round')
+  width = len(headings)
+  assert page.cells[start : start + width] == headings
+  cells = page.cells[start + width :]
+  # Evaluated in every third round: those that are even, and the last.
+  assert [int(cell) for cell in cells[::width]] == [*range(6, 103, 6)]
 
 
 def test_every_unit_has_its_summary_its_section_and_its_statement(
@@ -248,8 +344,8 @@ def test_every_unit_has_its_summary_its_section_and_its_statement(
   assert (tmp_path / 'statement.txt').read_text('utf-8') == f'{statement}\n'
   assert statement in page.text
   assert page.text.count('Final accuracy') == 2
-  assert page.text.index('privacy of clients') < page.text.index(
-    'privacy of examples'
+  assert page.text.index('claimed of clients') < page.text.index(
+    'claimed of examples'
   )
   assert 'How far one client moves' in page.text
 

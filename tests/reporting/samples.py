@@ -10,7 +10,7 @@ import numpy as np
 ROUNDS = 12
 HEADER = [
   *('round', 'participants', 'failed_clients', 'clip_norm', 'accuracy'),
-  *('loss', 'dp_epsilon', 'bdp_epsilon', 'seconds'),
+  *('loss', 'dp_epsilon', 'census_epsilon', 'seconds'),
 ]
 
 
@@ -23,14 +23,15 @@ def fields(rounds=ROUNDS):
   """Rows as a run writes them, evaluated in every third round."""
   return [
     [
-      index,
-      20,
-      0,
-      0.5,
-      0.5 + 0.01 * index if index % 3 == 0 else '',
-      1 / index if index % 3 == 0 else '',
-      0.7 * math.sqrt(index),
-      0.2 * math.sqrt(index),
+      *(index, 20, 0, 0.5),
+      *(
+        (
+          *(0.5 + 0.01 * index, 1 / index),
+          *(0.7 * math.sqrt(index), 0.2 * math.sqrt(index)),
+        )
+        if index % 3 == 0
+        else [''] * 4
+      ),
       1.5,
     ]
     for index in range(1, rounds + 1)

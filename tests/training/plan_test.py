@@ -8,7 +8,7 @@ import pytest
 
 from tests.training import runs
 from tf_bdp import options
-from tf_bdp.accounting import mean_bounds
+from tf_bdp.accounting import events, mean_bounds
 from tf_bdp.engines import in_process
 from tf_bdp.learning import algorithm as algorithm_lib
 from tf_bdp.learning import federated_data
@@ -64,9 +64,10 @@ def test_registries_are_the_choices():
   }
   assert set(base.LEVELS) == set(runs.LEVELS)
   assert set(fields['level'].metadata['choices']) == set(base.LEVELS)
-  assert set(fields['estimator'].metadata['choices']) == set(
-    mean_bounds.ESTIMATORS
-  )
+  assert set(fields['estimator'].metadata['choices']) == {
+    *('sample', 'census', 'each'),
+    *mean_bounds.ESTIMATORS,
+  }
 
 
 @pytest.mark.parametrize('level', runs.LEVELS)
@@ -141,7 +142,8 @@ def test_composition_is_by_panels_where_there_are_and_else_by_hoelder(level):
     panel = settings['total_rounds'] is None
     assert settings['composition'] == ('panel' if panel else 'holder')
     assert plan.is_panel(unit) == panel
-    assert settings['estimator'] == 'student_t'
+    moments = {'client': 'betting', 'example': 'bernstein'}[unit]
+    assert settings['estimator'] == ('sample' if panel else moments)
 
 
 def test_without_a_panel_clients_are_composed_by_hoelder():
@@ -162,12 +164,84 @@ def test_accountants_are_for_the_relation_of_the_mechanism():
     assert accountant.neighboring_relation == wanted
 
 
-def test_the_estimator_has_a_default_by_unit():
-  accountants = runs.plan('joint', estimator=None).accountants()
-  found = {u: a.settings['estimator'] for u, a in accountants.items()}
-  assert found == {'client': 'betting', 'example': 'bernstein'}
-  secure = runs.plan('client', **_SECURE, estimator=None)
+@pytest.mark.parametrize(
+  ('level', 'changes', 'wanted'),
+  [
+    # Everybody is measured, or some of them, or those who took part.
+    ('client', {'panel_size': None}, {'client': 'census'}),
+    ('client', {'panel_size': 7}, {'client': 'sample'}),
+    ('client', {'panel_size': 0}, {'client': 'betting'}),
+    # A panel of examples is never all examples.
+    ('joint', {'panel_size': 8}, {'client': 'census', 'example': 'sample'}),
+    ('joint', {'panel_size': 7}, {'client': 'sample', 'example': 'sample'}),
+    (
+      *('joint', {'panel_size': 8, 'panel_examples': 0}),
+      {'client': 'census', 'example': 'bernstein'},
+    ),
+    ('instance_parallel', {'panel_size': 8}, {'example': 'sample'}),
+    ('split', {}, {'client': 'betting', 'example': 'bernstein'}),
+    # What is asked for, where it can be had.
+    ('client', {'estimator': 'betting'}, {'client': 'betting'}),
+    ('client', {'estimator': 'each', 'panel_size': 8}, {'client': 'each'}),
+    (
+      *('joint', {'estimator': 'each', 'panel_size': 8}),
+      {'client': 'each', 'example': 'sample'},
+    ),
+    (
+      *('joint', {'estimator': 'sample', 'panel_examples': 0}),
+      {'client': 'sample', 'example': 'bernstein'},
+    ),
+  ],
+)
+def test_the_estimator_follows_what_was_measured(level, changes, wanted):
+  plan = runs.plan(level, **changes)
+  accountants = plan.accountants()
+  assert {u: a.settings['estimator'] for u, a in accountants.items()} == wanted
+
+
+def test_costs_under_secure_sums_are_bounded_by_bernstein():
+  secure = runs.plan('client', **_SECURE)
   assert secure.accountant('client').settings['estimator'] == 'bernstein'
+
+
+@pytest.mark.parametrize(
+  ('changes', 'claim', 'names'),
+  [
+    (
+      *({'panel_size': None}, 'census'),
+      ['dp', 'each', 'census', 'sample', 'paper'],
+    ),
+    # What was measured of five clients says nothing of each of the eight.
+    ({}, 'sample', ['dp', 'sample', 'paper']),
+    ({'panel_size': 0}, 'sample', ['dp', 'sample']),
+    ({'estimator': 'student_t'}, 'paper', ['dp', 'paper']),
+    (
+      *({'panel_size': None, 'estimator': 'population'}, 'census'),
+      ['dp', 'census'],
+    ),
+  ],
+)
+def test_only_claims_that_the_run_can_make_are_reported(changes, claim, names):
+  plan = runs.plan('client', **changes)
+  accountant = plan.accountant('client')
+  panel = bool(plan.panel_size)
+  event = events.BayesianGaussianEvent([0.01] * 8, 0.5, 0.1, panel=panel)
+  rows = plan.report('client', accountant.compose(event))
+  assert [row.claim.name for row in rows] == plan.claim_names('client') == names
+  assert plan.claim_of('client') == claim
+  assert [row.recommended for row in rows].count(True) == 1
+  columns = [f'{name}_epsilon' for name in names]
+  assert plan.epsilon_columns() == columns
+  epsilons = {row.claim.name: row.epsilon for row in rows}
+  assert epsilons[claim] == accountant.get_epsilon(1e-3)
+  assert epsilons['dp'] == accountant.get_dp_epsilon(1e-3)
+
+
+def test_columns_of_a_second_unit_have_its_name():
+  assert runs.plan('split').epsilon_columns() == [
+    *('dp_epsilon', 'sample_epsilon'),
+    *('example_dp_epsilon', 'example_sample_epsilon'),
+  ]
 
 
 def test_deltas_and_budgets_are_those_of_the_unit():
@@ -306,10 +380,21 @@ def test_sampling_is_that_of_the_plan():
       (level, {'panel_size': 0}, 'A panel of examples needs a panel of clients')
       for level in ('joint', 'instance_parallel')
     ),
-    ('client', {'estimator': 'population'}, 'with all 8 clients in the panel'),
-    (
-      *('joint', {'estimator': 'population', 'panel_size': 8}),
-      'it is for client privacy',
+    *(
+      ('client', {'estimator': name}, 'with all 8 clients in the panel')
+      for name in ('population', 'census', 'each')
+    ),
+    *(
+      (level, {'estimator': name, 'panel_size': 8}, 'it is for client privacy')
+      for level, name in (
+        ('joint', 'population'),
+        ('instance_parallel', 'census'),
+        ('instance_parallel', 'each'),
+      )
+    ),
+    *(
+      (level, {'estimator': 'sample', 'panel_size': 0}, 'it needs a panel')
+      for level in ('client', 'instance_sequential', 'split')
     ),
     # Secure aggregation.
     ('client', {**_SECURE, 'engine': 'inprocess'}, 'Add --engine=tff'),

@@ -32,14 +32,16 @@ def test_the_file_says_what_the_run_says(whole, level):
 
 
 @pytest.mark.parametrize('level', ['client', 'joint'])
-def test_the_columns_of_the_second_unit_come_last(whole, level):
+def test_columns_of_figures_have_the_names_of_claims(whole, level):
   directory, _ = whole(level)
   header = (directory / round_log.METRICS_FILE).read_text().splitlines()[0]
-  more = ',example_dp_epsilon,example_bdp_epsilon' if level == 'joint' else ''
-  assert header == (
-    'round,participants,failed_clients,clip_norm,accuracy,loss,dp_epsilon,'
-    f'bdp_epsilon,seconds{more}'
-  )
+  names = ('dp', 'sample', 'paper')
+  units = ('', 'example_') if level == 'joint' else ('',)
+  epsilons = [f'{unit}{name}_epsilon' for unit in units for name in names]
+  assert header.split(',') == [
+    *('round', 'participants', 'failed_clients', 'clip_norm', 'accuracy'),
+    *('loss', *epsilons, 'seconds'),
+  ]
 
 
 def test_tensorboard_shows_every_number_of_every_round(whole):
@@ -68,13 +70,14 @@ def test_rounds_that_the_checkpoint_does_not_have_are_taken_out(tmp_path):
   row = dict.fromkeys(
     ('participants', 'failed_clients', 'clip_norm', 'accuracy', 'loss'), 1.0
   )
-  row |= {'dp_epsilon': 2.0, 'bdp_epsilon': 1.0, 'seconds': 0.1}
-  with round_log.open_log(tmp_path, ('client',), []) as add:
+  columns = ('dp_epsilon', 'census_epsilon')
+  row |= {**dict.fromkeys(columns, 2.0), 'seconds': 0.1}
+  with round_log.open_log(tmp_path, columns, []) as add:
     for number in (1, 2, 3):
       add({'round': number, **row})
   assert [r['round'] for r in runs.rows(tmp_path)] == ['1', '2', '3']
   # Only two of them were in the checkpoint.
   known = [{'round': number, **row} for number in (1, 2)]
-  with round_log.open_log(tmp_path, ('client',), known):
+  with round_log.open_log(tmp_path, columns, known):
     assert [r['round'] for r in runs.rows(tmp_path)] == ['1', '2']
   assert [step for step, _ in _steps(tmp_path)['accuracy']] == [1, 2]

@@ -212,6 +212,23 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     }
 
   @property
+  def claim(self) -> str:
+    """The name of the claim that `get_epsilon` makes."""
+    if self._is_exact:
+      return self._estimator
+    if self._composition == 'product' or self._estimator == 'student_t':
+      return 'paper'
+    return 'census' if self._estimator == 'population' else 'sample'
+
+  @property
+  def claim_names(self) -> tuple[str, ...]:
+    """The names of all claims of which `report` has a figure, in its order."""
+    made = {'dp', self.claim}
+    if self._is_exact:
+      made |= {*EXACT_ESTIMATORS, 'paper'}
+    return tuple(name for name in claims.CLAIMS if name in made)
+
+  @property
   def _is_exact(self) -> bool:
     return self._estimator in EXACT_ESTIMATORS
 
@@ -364,19 +381,13 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     """
     validation.check_delta('target_delta', target_delta)
     epsilons = {'dp': self._claimed_epsilon('dp', target_delta)}
-    asked_for = self._estimator
     if self._is_exact:
       for name in EXACT_ESTIMATORS:
         epsilons[name] = self._claimed_epsilon(name, target_delta)
       epsilons['paper'] = self._paper_so_far().get_epsilon(target_delta)
     else:
-      asked_for = 'sample'
-      if self._composition == 'product' or self._estimator == 'student_t':
-        asked_for = 'paper'
-      elif self._estimator == 'population':
-        asked_for = 'census'
-      epsilons[asked_for] = self.get_epsilon(target_delta)
-    return claims.report(epsilons, target_delta, asked_for)
+      epsilons[self.claim] = self.get_epsilon(target_delta)
+    return claims.report(epsilons, target_delta, self.claim)
 
   def get_dp_epsilon(self, target_delta: float) -> float:
     """Returns the exact ε of differential privacy for all events so far.
@@ -482,8 +493,24 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     The accountant stays as it is. Stopping on the answer gives nothing away
     only if the target was fixed in advance.
     """
-    after = self.copy().compose(event)
-    return after.get_epsilon(target_delta) > target_epsilon
+    return self.copy().compose(event).exceeds(target_epsilon, target_delta)
+
+  def exceeds(self, target_epsilon: float, target_delta: float) -> bool:
+    """Tells whether ε at δ is above the target.
+
+    The answer is that of `get_epsilon`, which takes long: it is asked only if
+    moments, which are never below it, do not settle the matter.
+    """
+    quick = math.inf
+    if not self._is_exact:
+      quick, _ = self.get_epsilon_and_optimal_order(target_delta)
+    elif (rest := target_delta - self._delta_for_bounds(target_delta)) > 0:
+      quick, _ = conversion_lib.epsilon_from_costs(
+        self._orders, self._worst_case_costs(), rest
+      )
+    if quick <= target_epsilon:
+      return False
+    return self.get_epsilon(target_delta) > target_epsilon
 
   def copy(self) -> 'BayesianAccountant':
     """Returns an accountant that has seen the same, and goes its own way."""

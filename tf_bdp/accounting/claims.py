@@ -5,8 +5,11 @@ its claim is not a result.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+from tf_bdp.accounting import conversion
 
 # Against whom; the same for all claims.
 ATTACKER = (
@@ -69,7 +72,8 @@ CLAIMS: dict[str, Claim] = {
     Claim(
       'sample',
       'a unit drawn from the population that the measured ones were drawn from',
-      'a panel, drawn at random and measured in every round',
+      'units drawn at random: a panel measured in every round, or the '
+      'participants of each',
       f'{_REALISED}; a bound of the mean that fails with a part of delta',
       _FOR_ANYONE,
     ),
@@ -102,13 +106,24 @@ class ClaimedEpsilon(NamedTuple):
   recommended: bool = False
   reason: str = ''
 
+  @property
+  def attack_success_bound(self) -> float:
+    """How often an attacker who guesses from even odds is right, at most."""
+    return conversion.attack_success_bound(self.epsilon, self.delta)
+
   def to_dict(self) -> dict[str, Any]:
-    """Returns the row as plain data, with all that the claim says."""
+    """Returns the row as plain data, with all that the claim says.
+
+    An infinite ε, which JSON cannot hold, is None: there is no guarantee.
+    """
     return {
       **self._asdict(),
       'claim': self.claim.name,
+      'epsilon': None if math.isinf(self.epsilon) else self.epsilon,
+      'attack_success_bound': self.attack_success_bound,
       'protects': self.claim.protects,
       'against': ATTACKER,
+      'needs': self.claim.needs,
       'rests_on': self.claim.rests_on,
     }
 
@@ -118,13 +133,20 @@ def report(
 ) -> list[ClaimedEpsilon]:
   """Returns the figures as rows, one of them recommended.
 
-  That is the claim asked for, unless a stronger one costs hardly more.
+  That is the claim asked for, unless a stronger one costs hardly more. Where
+  it cannot be made, 'sample' takes its place, or else 'dp'.
 
   Args:
-    epsilons: ε by the name of the claim.
+    epsilons: ε by the name of the claim, 'dp' among them.
     delta: δ.
     asked_for: The claim that the accountant was made for.
   """
+  if asked_for not in epsilons:
+    rows = report(epsilons, delta, 'sample' if 'sample' in epsilons else 'dp')
+    missing = f'{asked_for} cannot be claimed from what was measured'
+    return [
+      row._replace(reason=missing) if row.recommended else row for row in rows
+    ]
   names = [name for name in CLAIMS if name in epsilons]
   limit = _WORTH * epsilons[asked_for]
   stronger = [n for n in names if n in CLAIMS[asked_for].implied_by]
@@ -147,13 +169,28 @@ def report(
   ]
 
 
-def format_table(rows: Sequence[ClaimedEpsilon]) -> str:
+def in_words(text: str, unit: str) -> str:
+  """Returns what a claim says, of clients or of examples.
+
+  >>> in_words('a unit like other units', 'example')
+  'an example like other examples'
+
+  Args:
+    text: Such as `Claim.protects`.
+    unit: 'client' or 'example'.
+  """
+  article = 'an' if unit[0] in 'aeiou' else 'a'
+  return text.replace('a unit', f'{article} {unit}').replace('unit', unit)
+
+
+def format_table(rows: Sequence[ClaimedEpsilon], unit: str = 'unit') -> str:
   """Returns the rows as aligned text; a star marks the recommended one."""
-  lines = [f'{"Claim":<10}{"Epsilon":>10}{"Delta":>10}  Protects']
+  lines = [f'{"Claim":<8}{"Epsilon":>9}{"Delta":>9}{"Attack":>8}  Protects']
   for row in rows:
-    star = '*' if row.recommended else ''
+    name = row.claim.name + ('*' if row.recommended else '')
+    protected, _, _ = in_words(row.claim.protects, unit).partition(';')
     lines.append(
-      f'{row.claim.name + star:<10}{row.epsilon:>10.3f}{row.delta:>10g}'
-      f'  {row.claim.protects}'
+      f'{name:<8}{row.epsilon:>9.3f}{row.delta:>9g}'
+      f'{row.attack_success_bound:>8.4f}  {protected}'
     )
   return '\n'.join(lines)

@@ -1,16 +1,17 @@
-"""One run accounted for in every way, side by side."""
+"""One run accounted for in every way, and what can be claimed of it."""
 
 import collections
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Optional
 
 import dp_accounting
 
 from tf_bdp import validation
 from tf_bdp.accounting import accountant as accountant_lib
-from tf_bdp.accounting import events, ledger, mean_bounds
+from tf_bdp.accounting import claims as claims_lib
+from tf_bdp.accounting import events, ledger
 
 # A privacy loss distribution takes memory and time in proportion to ε over the
 # steps of its grid. Coarser steps are used for larger ε, which errs on the safe
@@ -19,6 +20,12 @@ _LARGEST_EPSILON_FOR_PLD = 500.0
 # Samples for which the betting bound takes seconds; with more of them, the
 # distribution-free figure is by Bernstein's bound.
 _MOST_SAMPLES_FOR_BETTING = 1000
+# dp_accounting takes a second for each kind of round; with more of them, the
+# figures of DP are the accountant's own.
+_MOST_KINDS_FOR_DP_ACCOUNTING = 16
+# Units whose costs are computed together: many at once are faster, and memory
+# does not grow with the number of rounds.
+_MOST_UNITS_AT_ONCE = 2**14
 
 
 class Row(NamedTuple):
@@ -41,18 +48,47 @@ class Row(NamedTuple):
   details: Optional[dict[str, Any]] = None
 
 
-def compare(rounds: Sequence[dp_accounting.DpEvent], delta: float) -> list[Row]:
+class Comparison(NamedTuple):
+  """All figures of one run.
+
+  Attributes:
+    claims: What can be claimed, one claim recommended.
+    rows: The same rounds by each method, DP first.
+  """
+
+  claims: list[claims_lib.ClaimedEpsilon]
+  rows: list[Row]
+
+
+def compare(
+  rounds: Sequence[dp_accounting.DpEvent],
+  delta: float,
+  *,
+  population: bool = False,
+  asked_for: Optional[str] = None,
+  filter_epsilon: Optional[float] = None,
+) -> Comparison:
   """Accounts for the same rounds by DP and by BDP.
+
+  Claims about a panel are made from the exact divergences of its units; those
+  about other units by Hölder's inequality and a bound of moments that holds for
+  every distribution.
 
   Args:
     rounds: The events of all rounds, `BayesianGaussianEvent`s or such as
-      `BayesianAccountant` takes.
-    delta: δ for all methods.
-
-  Returns:
-    The rows, from differential privacy to the Bayesian methods.
+      `BayesianAccountant` takes. Rounds of one and the same object are composed
+      together, however many they are.
+    delta: δ of all figures.
+    population: Whether the panel is everybody. Only then are 'each' and
+      'census' claimed: of a panel that is a sample they would say nothing about
+      the others.
+    asked_for: The claim that is wanted; by default 'census' of everybody, else
+      'sample'.
+    filter_epsilon: ε that a filter kept every unit to, if there was one.
   """
   validation.check_delta('delta', delta)
+  if asked_for is None:
+    asked_for = 'census' if population else 'sample'
   parts = _parts(rounds)
   if any(isinstance(e, events.ReportedCostEvent) for e, _ in parts):
     raise ValueError(
@@ -60,85 +96,51 @@ def compare(rounds: Sequence[dp_accounting.DpEvent], delta: float) -> list[Row]:
       'use compare_reported.'
     )
   sampled = [(event, entry) for event, entry in parts if event is not None]
-  total_rounds = sum(entry.repeats for _, entry in sampled)
   is_panel = bool(sampled) and all(event.panel for event, _ in sampled)
-  is_clipped = all(not math.isinf(e.squared_distance) for _, e in parts)
-  samples = sum(len(event.groups) for event, _ in sampled)
-  free = 'betting' if samples <= _MOST_SAMPLES_FOR_BETTING else 'bernstein'
+  methods = _methods(sampled, is_panel, _is_clipped(parts))
+  exact = accountant_lib.BayesianAccountant('panel') if is_panel else None
+  accountants = [method.accountant for method in methods if method.accountant]
+  _compose(rounds, accountants if exact is None else [*accountants, exact])
 
-  accountant = accountant_lib.BayesianAccountant
-  holder = functools.partial(
-    accountant, 'holder', total_rounds=max(1, total_rounds)
+  rows = {method.name: method.row(delta) for method in methods}
+  holder = next(m.accountant for m in methods if m.name == 'BDP, holder')
+  assert holder is not None
+  dp_rows = _dp_rows(rounds, parts, delta, holder)
+  epsilons = {'dp': holder.get_dp_epsilon(delta)}
+  if exact is not None:
+    epsilons = {row.claim.name: row.epsilon for row in exact.report(delta)}
+    if not population:
+      del epsilons['each'], epsilons['census']
+  for claim, method in (
+    ('sample', 'BDP, distribution-free'),
+    ('paper', 'BDP, paper'),
+  ):
+    epsilon = rows[method].epsilon
+    if sampled and epsilon is not None and (claim == 'paper' or not is_panel):
+      epsilons[claim] = epsilon
+  return Comparison(
+    _claims(epsilons, dp_rows, delta, asked_for, filter_epsilon),
+    dp_rows + [_compared(row, dp_rows) for row in rows.values()],
   )
-
-  def bayesian(
-    name: str, method: accountant_lib.BayesianAccountant, assumption: str
-  ) -> Row:
-    for event in rounds:
-      method.compose(event)
-    details = method.explain(delta)
-    return Row(
-      name, details['epsilon'], delta, details['order'], assumption, details
-    )
-
-  dp_rows = _dp_rows([entry for _, entry in parts], delta, is_clipped)
-  rows = [
-    bayesian(
-      'BDP, paper',
-      accountant.paper(),
-      'people are drawn anew each round; costs are as Eq. 5 assumes',
-    ),
-    bayesian(
-      'BDP, paper, L part',
-      accountant.paper('tight'),
-      'as above, with the exact divergence',
-    ),
-    bayesian(
-      'BDP, holder',
-      holder(estimator='student_t'),
-      f'a person stays all {total_rounds} rounds; costs are as Eq. 5 assumes',
-    ),
-  ]
-  if is_panel:
-    rows.append(
-      bayesian(
-        'BDP, panel',
-        accountant(estimator='student_t'),
-        'a person stays all rounds; costs are as Eq. 5 assumes',
-      )
-    )
-  else:
-    rows.append(
-      Row('BDP, panel', None, delta, None, 'the units are not a panel')
-    )
-  if is_clipped:
-    rows.append(
-      bayesian(
-        'BDP, distribution-free',
-        accountant(estimator=free) if is_panel else holder(estimator=free),
-        'a person stays all rounds; costs of any distribution',
-      )
-    )
-  else:
-    rows.append(
-      Row('BDP, distribution-free', None, delta, None, 'there is no worst case')
-    )
-  return dp_rows + [_compared(row, dp_rows) for row in rows]
 
 
 def compare_reported(
   rounds: Sequence[dp_accounting.DpEvent],
   delta: float,
   accountant: accountant_lib.BayesianAccountant,
-) -> list[Row]:
+  *,
+  asked_for: Optional[str] = None,
+  filter_epsilon: Optional[float] = None,
+) -> Comparison:
   """Accounts for rounds by DP, beside the costs that were reported.
 
   Args:
     rounds: The events of all rounds, `ReportedCostEvent`s among them.
-    delta: δ for all methods.
+    delta: δ of all figures.
     accountant: That has composed them.
+    asked_for: The claim that is wanted; by default what was reported.
+    filter_epsilon: As of `compare`.
   """
-  parts = _parts(rounds)
   details = accountant.explain(delta)
   row = Row(
     'BDP, reported',
@@ -149,18 +151,154 @@ def compare_reported(
     f'{details["estimator"]}',
     details,
   )
-  is_clipped = all(not math.isinf(e.squared_distance) for _, e in parts)
-  dp_rows = _dp_rows([entry for _, entry in parts], delta, is_clipped)
-  return [*dp_rows, _compared(row, dp_rows)]
+  dp_rows = _dp_rows(rounds, _parts(rounds), delta, accountant)
+  # 'sample', or 'paper' where the bounds are the paper's.
+  epsilons = {row.claim.name: row.epsilon for row in accountant.report(delta)}
+  reported = next(name for name in epsilons if name != 'dp')
+  return Comparison(
+    _claims(epsilons, dp_rows, delta, asked_for or reported, filter_epsilon),
+    [*dp_rows, _compared(row, dp_rows)],
+  )
+
+
+class _Method(NamedTuple):
+  """A row to be: its accountant, or the reason why there is none."""
+
+  name: str
+  accountant: Optional[accountant_lib.BayesianAccountant]
+  assumption: str
+
+  def row(self, delta: float) -> Row:
+    if self.accountant is None:
+      return Row(self.name, None, delta, None, self.assumption)
+    details = self.accountant.explain(delta)
+    return Row(
+      self.name,
+      details['epsilon'],
+      delta,
+      details['order'],
+      self.assumption,
+      details,
+    )
+
+
+def _methods(
+  sampled: Sequence[tuple[Any, ledger.Entry]], is_panel: bool, is_clipped: bool
+) -> list[_Method]:
+  """Returns the ways to account for rounds by moments."""
+  total_rounds = sum(entry.repeats for _, entry in sampled)
+  samples = sum(len(event.groups) for event, _ in sampled)
+  free = 'betting' if samples <= _MOST_SAMPLES_FOR_BETTING else 'bernstein'
+  accountant = accountant_lib.BayesianAccountant
+  panel = functools.partial(accountant, 'panel')
+  holder = functools.partial(
+    accountant, 'holder', total_rounds=max(1, total_rounds)
+  )
+  methods = [
+    _Method(
+      'BDP, paper',
+      accountant.paper(),
+      'people are drawn anew each round; costs are as Eq. 5 assumes',
+    ),
+    _Method(
+      'BDP, paper, L part',
+      accountant.paper('tight'),
+      'as above, with the exact divergence',
+    ),
+    _Method(
+      'BDP, holder',
+      holder(estimator='student_t'),
+      f'a person stays all {total_rounds} rounds; costs are as Eq. 5 assumes',
+    ),
+    _Method('BDP, panel', None, 'the units are not a panel'),
+    _Method('BDP, distribution-free', None, 'there is no worst case'),
+  ]
+  if is_panel:
+    methods[3] = _Method(
+      'BDP, panel',
+      panel(estimator='student_t'),
+      'a person stays all rounds; costs are as Eq. 5 assumes',
+    )
+  if is_clipped:
+    methods[4] = _Method(
+      'BDP, distribution-free',
+      panel(estimator=free) if is_panel else holder(estimator=free),
+      'a person stays all rounds; costs of any distribution',
+    )
+  return methods
+
+
+def _claims(
+  epsilons: dict[str, float],
+  dp_rows: Sequence[Row],
+  delta: float,
+  asked_for: str,
+  filter_epsilon: Optional[float],
+) -> list[claims_lib.ClaimedEpsilon]:
+  """Returns the claims; none of a fixed panel, and no row, is below DP."""
+  validation.check_choice('asked_for', asked_for, tuple(claims_lib.CLAIMS))
+  known = [row.epsilon for row in dp_rows if row.epsilon is not None]
+  # All of them are upper bounds of the same.
+  dp = min([epsilons['dp'], *known])
+  epsilons = {**epsilons, 'dp': dp}
+  for name in ('each', 'census'):  # They follow from DP at the same δ.
+    if name in epsilons:
+      epsilons[name] = min(epsilons[name], dp)
+  if filter_epsilon is not None:
+    epsilons['filter'] = validation.check_positive(
+      'filter_epsilon', filter_epsilon
+    )
+  return claims_lib.report(epsilons, delta, asked_for)
+
+
+def _compose(
+  rounds: Sequence[dp_accounting.DpEvent],
+  accountants: Sequence[accountant_lib.BayesianAccountant],
+) -> None:
+  """Composes the rounds with all accountants, many rounds at once."""
+  for chunk in _chunks(rounds):
+    for accountant in accountants:
+      accountant.compose(chunk)
+
+
+def _chunks(
+  rounds: Sequence[dp_accounting.DpEvent],
+) -> Iterator[dp_accounting.DpEvent]:
+  """Yields the rounds as composed events, alike ones together."""
+  distinct = {id(event): event for event in rounds}
+  counts = collections.Counter(map(id, rounds))
+  chunk: list[dp_accounting.DpEvent] = []
+  units = 0
+  for key, event in distinct.items():
+    chunk.append(dp_accounting.SelfComposedDpEvent(event, counts[key]))
+    units += _size(event)
+    if units >= _MOST_UNITS_AT_ONCE:
+      yield dp_accounting.ComposedDpEvent(chunk)
+      chunk, units = [], 0
+  if chunk:
+    yield dp_accounting.ComposedDpEvent(chunk)
+
+
+def _size(event: dp_accounting.DpEvent) -> int:
+  """Returns how many units an event measured, at least one."""
+  groups = getattr(event, 'groups', ())
+  return max(1, sum(group.squared_distances.size for group in groups))
 
 
 def _parts(
   rounds: Sequence[dp_accounting.DpEvent],
 ) -> list[tuple[Any, ledger.Entry]]:
+  """Returns the rounds as the ledger has them, alike ones together."""
   try:
-    return [part for event in rounds for part in ledger.rounds_of(event)]
+    return [
+      part for chunk in _chunks(rounds) for part in ledger.rounds_of(chunk)
+    ]
   except ledger.UnsupportedPartError as error:
     raise dp_accounting.UnsupportedEventError(str(error)) from error
+
+
+def _is_clipped(parts: Sequence[tuple[Any, ledger.Entry]]) -> bool:
+  return all(not math.isinf(entry.squared_distance) for _, entry in parts)
 
 
 def _compared(row: Row, dp_rows: Sequence[Row]) -> Row:
@@ -177,63 +315,69 @@ def _compared(row: Row, dp_rows: Sequence[Row]) -> Row:
   return row._replace(assumption='as DP, but for the delta kept for bounds')
 
 
-def _grouped(entries: Iterable[ledger.Entry]) -> list[ledger.Entry]:
+def _has_mixture(event: dp_accounting.DpEvent) -> bool:
+  """Returns whether the worst case of any round is drawn."""
+  if isinstance(event, dp_accounting.ComposedDpEvent):
+    return any(map(_has_mixture, event.events))
+  if isinstance(event, dp_accounting.SelfComposedDpEvent):
+    return _has_mixture(event.event)
+  if isinstance(event, events.ParallelEvent):
+    return any(map(_has_mixture, event.groups))
+  if isinstance(event, events.MixedGaussianEvent):
+    return True
+  return getattr(event, 'worst_case_mixture', None) is not None
+
+
+def _grouped(parts: Sequence[tuple[Any, ledger.Entry]]) -> list[ledger.Entry]:
   """Merges rounds that are alike, wherever they stand: DP does not mind."""
   counts: collections.Counter[tuple[float, float]] = collections.Counter()
-  for entry in entries:
+  for _, entry in parts:
     counts[entry[:2]] += entry.repeats
   return [ledger.Entry(*key, False, n) for key, n in sorted(counts.items())]
 
 
 def _dp_rows(
-  entries: Sequence[ledger.Entry], delta: float, is_clipped: bool
+  rounds: Sequence[dp_accounting.DpEvent],
+  parts: Sequence[tuple[Any, ledger.Entry]],
+  delta: float,
+  accountant: accountant_lib.BayesianAccountant,
 ) -> list[Row]:
-  """Returns the rows of differential privacy."""
-  if not is_clipped:
+  """Returns the rows of differential privacy.
+
+  By dp_accounting where it has events for the rounds, else by an accountant
+  that has composed them.
+  """
+  if not _is_clipped(parts):
     return [
       Row(method, None, delta, None, 'there is no worst case')
       for method in ('DP, RDP', 'DP, PLD')
     ]
-  if any(entry.inclusion_probability < 1 for entry in entries):
-    return _dp_rows_with_inclusion(entries, delta)
-  event = ledger.to_dp_event(_grouped(entries))
-  accountant = dp_accounting.rdp.RdpAccountant().compose(event)
-  epsilon, alpha = accountant.get_epsilon_and_optimal_order(delta)
+  entries = _grouped(parts)
+  if (
+    len(entries) > _MOST_KINDS_FOR_DP_ACCOUNTING
+    or any(entry.inclusion_probability < 1 for _, entry in parts)
+    or any(_has_mixture(event) for event in {id(e): e for e in rounds}.values())
+  ):
+    rdp = accountant.get_worst_case_epsilon(delta)
+    pld = accountant.get_dp_epsilon(delta)
+    return [
+      Row('DP, RDP', rdp, delta, None, 'any person; integer orders'),
+      Row('DP, PLD', pld, delta, None, 'any person'),
+    ]
+  event = ledger.to_dp_event(entries)
+  rdp_accountant = dp_accounting.rdp.RdpAccountant().compose(event)
+  epsilon, alpha = rdp_accountant.get_epsilon_and_optimal_order(delta)
   order = int(alpha) - 1 if epsilon > 0 and alpha == int(alpha) else None
   rows = [Row('DP, RDP', float(epsilon), delta, order, 'any person')]
   if epsilon > _LARGEST_EPSILON_FOR_PLD:
     reason = f'not computed: epsilon is above {_LARGEST_EPSILON_FOR_PLD:g}'
     return [*rows, Row('DP, PLD', None, delta, None, reason)]
-  pld = dp_accounting.pld.PLDAccountant(
+  pld_accountant = dp_accounting.pld.PLDAccountant(
     value_discretization_interval=1e-4 * max(1.0, epsilon / 5)
   )
-  pld.compose(event)
-  epsilon = float(pld.get_epsilon(delta))
+  pld_accountant.compose(event)
+  epsilon = float(pld_accountant.get_epsilon(delta))
   return [*rows, Row('DP, PLD', epsilon, delta, None, 'any person')]
-
-
-def _dp_rows_with_inclusion(
-  entries: Sequence[ledger.Entry], delta: float
-) -> list[Row]:
-  """Returns DP's rows where dp_accounting has no event for the rounds."""
-  accountant = accountant_lib.BayesianAccountant(
-    'product', estimator='bernstein'
-  )
-  for entry in entries:
-    # As the accountant composes them; their own costs do not matter here.
-    event = events.BayesianGaussianEvent(
-      [entry.squared_distance] * mean_bounds.FEWEST_UNITS,
-      entry.participation_probability,
-      entry.squared_distance,
-      inclusion_probability=entry.inclusion_probability,
-    )
-    accountant.compose(event, entry.repeats)
-  epsilon = accountant.get_worst_case_epsilon(delta)
-  reason = 'not computed: whether clients take part is visible'
-  return [
-    Row('DP, RDP', epsilon, delta, None, 'any person; integer orders'),
-    Row('DP, PLD', None, delta, None, reason),
-  ]
 
 
 def format_table(rows: Sequence[Row]) -> str:

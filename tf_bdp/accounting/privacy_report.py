@@ -1,4 +1,4 @@
-"""A run accounted for by DP and BDP, as a statement or as plain data."""
+"""What can be claimed of a run, as a statement or as plain data."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,7 +18,8 @@ from tf_bdp.accounting import (
   events,
   ledger,
 )
-from tf_bdp.accounting.statement_text import figure, paragraph
+from tf_bdp.accounting import claims as claims_lib
+from tf_bdp.accounting.statement_text import hanging, paragraph
 
 _MECHANISMS = {
   'sum': 'the sum of clipped {unit} updates',
@@ -33,45 +34,35 @@ _ADJACENCIES = {
   dp_accounting.NeighboringRelation.REPLACE_SPECIAL: 'zero-out',
 }
 _SAMPLINGS = {
-  'poisson': 'The run is said to have done it.',
+  'poisson': 'Poisson sampling, which the run is said to have done',
   'fixed_size': (
-    'The run drew a fixed number of units, for which these figures are not '
-    'proven.'
+    'Poisson sampling; the run drew a fixed number of units, for which these '
+    'figures are not proven'
   ),
 }
-# The starred assumptions of each method.
-_STARS = {
-  'BDP, paper': '(*)(**)(***)',
-  'BDP, paper, L part': '(*)(**)(***)',
-  'BDP, holder': '(*)(***)',
-  'BDP, panel': '(*)(***)',
-}
-_FOOTNOTES = (
-  '(*) Assumes Poisson sampling. {sampling}',
-  '(**) Composes as if another {unit} were drawn in every round (the '
-  "paper's Theorem 1). For {one} that stays it under-reports; given to "
-  "compare with the paper's figures.",
-  "(***) The bound of the mean cost is Student's t, as in the paper's Eq. 5. "
-  'It can fail far more often than stated if a few units are far from the '
-  'others. The distribution-free figure does not rest on it.',
-  'BDP holds for {one} drawn from the population that the sampled units '
-  'show, not for any conceivable one. Its epsilon was computed from private '
-  'data: publishing it, or the distances, is a release of its own.',
+_NOTES = (
+  "Student's t, as in the paper's Eq. 5, can fail far more often than stated "
+  "if a few {unit}s are far from the others. The paper's figures compose as if "
+  'another {unit} were drawn in every round (Theorem 1), which under-reports '
+  'for {one} that stays.',
+  'All figures but those of DP were computed from private data: publishing '
+  'them, or the distances, is a release of its own.',
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyReport:
-  """A run accounted for by DP and BDP, and what the figures rest on.
+  """What can be claimed of a run, and what the figures rest on.
 
   Attributes:
-    rows: The run by each method, DP first.
+    claims: All that can be claimed, one claim recommended.
+    rows: The run by other methods, DP first.
     findings: Whether the data fit the assumptions of BDP.
     rounds: How many rounds there were.
     units: How many units were measured, in the round that had the fewest.
     noise_multiplier: z, the noise's deviation in units of the clip norm.
     participation_probability: q, the probability that a unit is in a round.
-    delta: δ of all rows.
+    delta: δ of all claims and rows.
     worst_case_distance: The largest distance that clipping allows in any
       round, in units of the clip norm.
     panel: Whether the same units were measured in every round.
@@ -84,6 +75,7 @@ class PrivacyReport:
       that contributes nothing (REPLACE_SPECIAL, called zero-out).
   """
 
+  claims: Sequence[claims_lib.ClaimedEpsilon]
   rows: Sequence[comparison.Row]
   findings: Sequence[applicability.Finding]
   rounds: int
@@ -112,6 +104,8 @@ class PrivacyReport:
     unit: str = 'client',
     sampling: str = 'poisson',
     neighboring_relation: dp_accounting.NeighboringRelation = _ADD_OR_REMOVE,
+    population: bool = False,
+    asked_for: Optional[str] = None,
   ) -> 'PrivacyReport':
     """Accounts for recorded distances.
 
@@ -128,6 +122,8 @@ class PrivacyReport:
       unit: 'client' or 'example'.
       sampling: 'poisson' or 'fixed_size'.
       neighboring_relation: ADD_OR_REMOVE_ONE or REPLACE_SPECIAL.
+      population: Whether the panel is everybody.
+      asked_for: The claim that is wanted; see `comparison.compare`.
 
     Returns:
       The report.
@@ -149,6 +145,8 @@ class PrivacyReport:
       unit=unit,
       sampling=sampling,
       neighboring_relation=neighboring_relation,
+      population=population,
+      asked_for=asked_for,
     )
 
   @classmethod
@@ -165,6 +163,9 @@ class PrivacyReport:
     sampling: str,
     neighboring_relation: dp_accounting.NeighboringRelation = _ADD_OR_REMOVE,
     reported_to: Optional[accountant.BayesianAccountant] = None,
+    population: bool = False,
+    asked_for: Optional[str] = None,
+    filter_epsilon: Optional[float] = None,
   ) -> 'PrivacyReport':
     """Accounts for events as they were composed.
 
@@ -180,6 +181,13 @@ class PrivacyReport:
       sampling: 'poisson' or 'fixed_size'.
       neighboring_relation: ADD_OR_REMOVE_ONE or REPLACE_SPECIAL.
       reported_to: The accountant of reported costs, if the rounds have such.
+      population: Whether the panel is everybody. Only then are 'each' and
+        'census' claimed.
+      asked_for: The claim that is wanted, one of `claims.CLAIMS`: it is the
+        recommended one unless a stronger one costs hardly more, or what was
+        measured does not allow it. By default 'census' of everybody, else
+        'sample'.
+      filter_epsilon: ε that a filter kept every unit to, if there was one.
 
     Returns:
       The report.
@@ -193,9 +201,22 @@ class PrivacyReport:
         f'{neighboring_relation}.'
       )
     if reported_to is not None:
-      rows = comparison.compare_reported(rounds, delta, reported_to)
+      compared = comparison.compare_reported(
+        rounds,
+        delta,
+        reported_to,
+        asked_for=asked_for,
+        filter_epsilon=filter_epsilon,
+      )
     else:
-      rows = comparison.compare(rounds, delta)
+      compared = comparison.compare(
+        rounds,
+        delta,
+        population=population,
+        asked_for=asked_for,
+        filter_epsilon=filter_epsilon,
+      )
+    rows = compared.rows
     sampled = [
       event
       for part in rounds
@@ -213,6 +234,7 @@ class PrivacyReport:
     )
     order = best.order or accountant.DEFAULT_ORDERS[-1]
     return cls(
+      claims=compared.claims,
       rows=rows,
       findings=applicability.check_rounds(sampled, order),
       rounds=len(rounds),
@@ -238,24 +260,24 @@ class PrivacyReport:
     """The neighbouring relation, in the words of the statement."""
     return _ADJACENCIES[self.neighboring_relation]
 
+  @property
+  def recommended(self) -> claims_lib.ClaimedEpsilon:
+    """The claim to give."""
+    return next(row for row in self.claims if row.recommended)
+
   def statement(self) -> str:
     """Returns the report as text, for people."""
     return '\n\n'.join(
       [
+        self._recommended(),
+        self._claims(),
         self._mechanism(),
-        paragraph(
-          'This privacy guarantee protects the release of all model '
-          'checkpoints in addition to the final model.'
+        self._methods(),
+        *([self._applicability()] if self.findings else []),
+        *(
+          paragraph(note.format(unit=self.unit, one=self.one_unit))
+          for note in _NOTES
         ),
-        self._epsilons('DP', f'for any {self.unit}'),
-        self._epsilons(
-          'BDP',
-          f'for {self.one_unit} drawn from the same population as the others',
-        ),
-        self._attacker(),
-        self._how(),
-        self._applicability(),
-        *self._footnotes(),
       ]
     )
 
@@ -264,6 +286,7 @@ class PrivacyReport:
     result = dataclasses.asdict(self)
     del result['neighboring_relation']
     result['adjacency'] = self.adjacency
+    result['claims'] = [row.to_dict() for row in self.claims]
     result['rows'] = [
       {**row._asdict(), 'attack_success_bound': _attack(row)}
       for row in self.rows
@@ -271,6 +294,39 @@ class PrivacyReport:
     result['findings'] = [finding._asdict() for finding in self.findings]
     result['verdict'] = applicability.worst_verdict(self.findings)
     return result
+
+  def _recommended(self) -> str:
+    """Returns the claim to give, in words."""
+    row = self.recommended
+    protected = claims_lib.in_words(row.claim.protects, self.unit)
+    return '\n'.join(
+      [
+        f'{self.unit.capitalize()}-level privacy: epsilon = {row.epsilon:.3f} '
+        f"at delta = {row.delta:g}, claim '{row.claim.name}'.",
+        *(
+          hanging(label, text)
+          for label, text in (
+            ('Protected', f'{protected} ({self.adjacency} adjacency).'),
+            ('Against', f'{claims_lib.ATTACKER}.'),
+            (
+              'Attacker',
+              f'right with probability {row.attack_success_bound:.4f} at most, '
+              f'guessing from even odds whether this {self.unit} took part.',
+            ),
+            ('Rests on', f'{row.claim.rests_on}; {_SAMPLINGS[self.sampling]}.'),
+            ('Released', 'all model checkpoints and the final model.'),
+            ('Why this one', f'{row.reason}.'),
+          )
+        ),
+      ]
+    )
+
+  def _claims(self) -> str:
+    heading = paragraph(
+      'All that can be claimed (* recommended; Attack is how often the '
+      'attacker is right, at most):'
+    )
+    return f'{heading}\n{claims_lib.format_table(self.claims, self.unit)}'
 
   def _mechanism(self) -> str:
     released = _MECHANISMS[self.mechanism].format(unit=self.unit)
@@ -287,53 +343,25 @@ class PrivacyReport:
       f'{self.worst_case_distance:g} times the clip norm.'
     )
 
-  def _epsilons(self, kind: str, whom: str) -> str:
-    """Returns the figures of DP or of BDP, and for whom they hold."""
+  def _methods(self) -> str:
+    """Returns the rows, with how each of them was computed."""
     lines = [
-      paragraph(
-        f'{self.unit.capitalize()}-level {kind} with {self.adjacency} '
-        f'adjacency at delta = {self.delta:g}, {whom}:'
-      )
+      'Other ways to account for the same rounds:',
+      f'{"Method":<23}{"Epsilon":>9}  {"Composed":<9}{"Estimator":<10}'
+      f'{"Failure":>8} {"Direction":<10}{"Conversion":<11}{"Order":>5}',
     ]
     for row in self.rows:
-      family, _, method = row.method.partition(', ')
-      if family == kind:
-        label = f'Epsilon, {method} {_STARS.get(row.method, "(*)")}'
-        if row.epsilon is None:
-          lines.append(figure(label, '-', row.assumption))
-        else:
-          lines.append(figure(label, f'{row.epsilon:.3f}'))
-    return '\n'.join(lines)
-
-  def _attacker(self) -> str:
-    lines = [
-      paragraph(
-        'Probability that an attacker who guesses the presence of '
-        f'{self.one_unit} from even odds is right, at most:'
+      epsilon = '-' if row.epsilon is None else f'{row.epsilon:.3f}'
+      line = f'{row.method:<23}{epsilon:>9}  '
+      if row.details is None:
+        lines.append(f'{line}{row.assumption}')
+        continue
+      details = row.details
+      lines.append(
+        f'{line}{details["composition"]:<9}{details["estimator"]:<10}'
+        f'{details["failure_probability"]:8.1e} {details["direction"]:<10}'
+        f'{details["conversion"]:<11}{details["order"]:5d}'
       )
-    ]
-    lines += [
-      figure(row.method, f'{_attack(row):.4f}')
-      for row in self.rows
-      if row.epsilon is not None
-    ]
-    return '\n'.join(lines)
-
-  def _how(self) -> str:
-    lines = [
-      f'How the BDP figures were computed ({self.rounds} rounds):',
-      '    Method                 Composition Estimator   Failure Direction '
-      'Conversion Order',
-    ]
-    for row in self.rows:
-      if row.details is not None:
-        details = row.details
-        lines.append(
-          f'    {row.method:<23}{details["composition"]:<12}'
-          f'{details["estimator"]:<10}'
-          f'{details["failure_probability"]:9.1e} {details["direction"]:<10}'
-          f'{details["conversion"]:<11}{details["order"]:5d}'
-        )
     lines.append(
       paragraph(
         f'Failure is the probability that one bound from {self.units} units '
@@ -354,15 +382,6 @@ class PrivacyReport:
     if applicability.worst_verdict(self.findings) != 'ok':
       lines.append('Where a verdict is not ok, rely on the DP figures.')
     return '\n'.join(lines)
-
-  def _footnotes(self) -> list[str]:
-    sampling = _SAMPLINGS[self.sampling]
-    return [
-      paragraph(
-        note.format(unit=self.unit, one=self.one_unit, sampling=sampling)
-      )
-      for note in _FOOTNOTES
-    ]
 
 
 # By the name of the command that prints it.

@@ -8,6 +8,20 @@ def paragraph(text: str) -> str:
   return textwrap.fill(text, width=80)
 
 
+def hanging(label: str, text: str) -> str:
+  """Returns text behind a label, filled, its later lines below its first.
+
+  >>> hanging('Rests on', 'nothing.')
+  '  Rests on:      nothing.'
+  """
+  return textwrap.fill(
+    text,
+    width=80,
+    initial_indent=f'  {label + ":":<15}',
+    subsequent_indent=' ' * 17,
+  )
+
+
 def figure(label: str, value: str, remark: str = '') -> str:
   """Returns the line of a figure.
 

@@ -27,10 +27,9 @@ COLUMNS = {
   'clip_norm': Column('Clip norm', '.4g'),
   'accuracy': Column('Accuracy', '.2%'),
   'loss': Column('Loss', '.4f'),
-  'dp_epsilon': Column('DP epsilon', '.3f'),
-  'bdp_epsilon': Column('BDP epsilon', '.3f'),
   'seconds': Column('Seconds', '.1f'),
 }
+_EPSILON = '_epsilon'
 _STRIDES = tuple(digit * 10**power for power in range(8) for digit in (1, 2, 5))
 
 
@@ -44,10 +43,30 @@ def read(path: Union[str, 'os.PathLike[str]']) -> list[Row]:
     ValueError: A field is neither blank nor a number.
   """
   with open(path, newline='', encoding='utf-8') as file:
+    reader = csv.DictReader(file)
+    names = [*COLUMNS, *epsilon_columns(reader.fieldnames or ())]
     return [
-      {name: _number(fields.get(name), name, line) for name in COLUMNS}
-      for line, fields in enumerate(csv.DictReader(file), start=2)
+      {name: _number(fields.get(name), name, line) for name in names}
+      for line, fields in enumerate(reader, start=2)
     ]
+
+
+def epsilon_columns(names: Iterable[str]) -> list[str]:
+  """Returns which columns hold ε: of a claim, or of a unit and a claim."""
+  return [name for name in names if name.endswith(_EPSILON)]
+
+
+def epsilon_column(claim: str) -> str:
+  """Returns the column of a claim about the first unit."""
+  return f'{claim}{_EPSILON}'
+
+
+def column(name: str) -> Column:
+  """Returns how a column is headed; that of ε by the name of its claim."""
+  if name in COLUMNS:
+    return COLUMNS[name]
+  claim = name.removesuffix(_EPSILON).replace('_', ', ')
+  return Column(f'Epsilon, {claim}', '.3f')
 
 
 def evaluated(rows: Iterable[Row]) -> list[Row]:
@@ -57,7 +76,7 @@ def evaluated(rows: Iterable[Row]) -> list[Row]:
 
 def series(rows: Iterable[Row], name: str) -> np.ndarray:
   """Returns a column; blanks are NaN."""
-  values = [row[name] for row in rows]
+  values = [row.get(name) for row in rows]
   return np.array([np.nan if value is None else value for value in values])
 
 
@@ -79,7 +98,7 @@ def spaced(rows: Sequence[Row], most: int) -> list[Row]:
 
 def text(row: Row, name: str) -> str:
   """Returns a figure as the page shows it."""
-  return formatting.number(row[name], COLUMNS[name].specification)
+  return formatting.number(row.get(name), column(name).specification)
 
 
 def _number(field: Optional[str], name: str, line: int) -> Optional[float]:

@@ -27,6 +27,13 @@ def of_run(
 ) -> Sequence[str]:
   """Returns all notes of a run."""
   notes = [outcome(progress), *plan.mechanism.caveats()]
+  if any(plan.budget_of(unit) is not None for unit in plan.mechanism.units):
+    notes.append(
+      'The run had a Bayesian budget, so that its data decided after how many '
+      'rounds it ended. That number is a release of its own, which no figure '
+      'here accounts for. Rounds fixed in advance, or a budget of DP, tell '
+      'nothing.'
+    )
   if plan.mechanism.local is not None:
     notes += _of_examples(plan)
   seed = plan.seeds.noise_seed
@@ -44,17 +51,12 @@ def of_run(
       "TFF's noise comes from TensorFlow's generator, freshly seeded by the "
       'system. It is not a cryptographic source; that of the other engine is.'
     )
-  used = {a.settings['estimator'] for a in progress.accountants.values()}
-  notes.append(
-    'The curves show what the run itself went by: integer orders, and the '
-    f'estimator {" and ".join(sorted(used))}. The table adds tighter figures '
-    'of DP.'
-  )
-  failed = sum(row['failed_clients'] for row in progress.rows)
-  if failed:
+  if any(row['failed_clients'] for row in progress.rows):
     notes.append(
-      f'{failed} client updates were NaN, infinite or zero, and added nothing.'
+      'Some client updates were NaN, infinite or zero and added nothing; '
+      'metrics.csv has their number.'
     )
+  notes.append(progress_lib.PRIVATE)
   return notes
 
 

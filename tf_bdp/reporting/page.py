@@ -5,6 +5,7 @@ is in templates/report.html.jinja; here is what goes into it.
 """
 
 import json
+import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -19,17 +20,16 @@ from tf_bdp.accounting import (
   conversion,
   privacy_report,
 )
+from tf_bdp.accounting import claims as claims_lib
 from tf_bdp.reporting import formatting, metrics_file, plots
 
 _TEMPLATES = pathlib.Path(__file__).parent / 'templates'
 _VERDICT_MARKS = {'ok': '✓', 'doubtful': '?', 'not applicable': '✕'}
 _MOST_ROWS = 20
 
-# The figures for the summary, best first. Both of DP are bounds for anyone. Of
-# BDP, the fewer assumptions the better; the paper's is never a headline, as it
-# under-reports for a unit that stays (see the statement).
-_HEADLINE_DP = ('DP, PLD', 'DP, RDP')
-_HEADLINE_BDP = ('BDP, distribution-free', 'BDP, panel', 'BDP, holder')
+# What the page does not show of metrics.csv: how many took part is private, and
+# how many failed and how long it took tell about it.
+_PRIVATE_COLUMNS = ('participants', 'failed_clients', 'seconds')
 
 
 def write(
@@ -40,8 +40,9 @@ def write(
   privacy: Sequence[privacy_report.PrivacyReport],
   distances: Optional[np.ndarray],
   notes: Sequence[str] = (),
+  expected_participants: Optional[float] = None,
 ) -> pathlib.Path:
-  """Writes the statement, the settings, the plots and the page of a run.
+  """Writes the statement, the figures, the plots and the page of a run.
 
   The statement comes first, so that it is there whatever befalls the plots.
   Each file appears whole or not at all.
@@ -50,11 +51,13 @@ def write(
     directory: Where `metrics.csv` is and the report goes.
     title: The heading of the page.
     settings: The flags of the run.
-    privacy: The run accounted for by DP and BDP, once for each unit that it
+    privacy: What can be claimed of the run, once for each unit that it
       protects. The plots and their captions speak of the first unit.
     distances: ‖Δ‖ of every round and sampled unit, in units of the clip norm,
       an array [rounds, units]; None if there are none to show.
     notes: Caveats, one sentence each, shown in a box at the top.
+    expected_participants: How many clients take part in a round, in
+      expectation; the page does not tell how many did.
 
   Returns:
     The path of the page, `report.html`.
@@ -68,13 +71,16 @@ def write(
   directory = pathlib.Path(directory)
   statement = '\n\n'.join(report.statement() for report in privacy)
   _replace(directory / 'statement.txt', f'{statement}\n'.encode())
-  settings_text = json.dumps(dict(settings), indent=2, default=_plain) + '\n'
-  _replace(directory / 'settings.json', settings_text.encode())
+  figures = {report.unit: report.to_dict() for report in privacy}
+  _replace(directory / 'privacy.json', _json(figures))
+  _replace(directory / 'settings.json', _json(dict(settings)))
   rows = metrics_file.read(directory / 'metrics.csv')
   distances = _checked_distances(distances)
+  shown = _curves(rows, privacy[0])
+  headline = [name for name in shown if name in _headline_claims(privacy[0])]
   pictures = {
-    'epsilon_over_rounds': plots.epsilon_over_rounds(rows),
-    'accuracy_over_epsilon': plots.accuracy_over_epsilon(rows),
+    'epsilon_over_rounds': plots.epsilon_over_rounds(rows, shown),
+    'accuracy_over_epsilon': plots.accuracy_over_epsilon(rows, headline),
     'distances': plots.spread_of_distances(
       distances, privacy[0].worst_case_distance
     ),
@@ -83,7 +89,9 @@ def write(
     _replace(directory / f'{name}.png', plot.png)
   page = _template().render(
     title=title,
-    summaries=[_summary(rows, report) for report in privacy],
+    summaries=[
+      _summary(rows, report, expected_participants) for report in privacy
+    ],
     notes=[*notes, *_caveats(rows, privacy)],
     reports=privacy,
     plots=pictures,
@@ -107,8 +115,10 @@ def _template() -> jinja2.Template:
     keep_trailing_newline=True,
   )
   environment.globals['verdict_marks'] = _VERDICT_MARKS
+  environment.globals['attacker'] = claims_lib.ATTACKER
   environment.filters['number'] = formatting.number
   environment.filters['attack_success_bound'] = _attack_success_bound
+  environment.filters['in_words'] = claims_lib.in_words
   return environment.get_template('report.html.jinja')
 
 
@@ -126,6 +136,21 @@ def _replace(path: pathlib.Path, content: bytes) -> None:
     os.replace(temporary, path)
   finally:
     temporary.unlink(missing_ok=True)
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+  return (json.dumps(_finite(value), indent=2, default=_plain) + '\n').encode()
+
+
+def _finite(value: Any) -> Any:
+  """Returns plain data with None for numbers that JSON cannot hold."""
+  if isinstance(value, Mapping):
+    return {str(name): _finite(part) for name, part in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [_finite(part) for part in value]
+  if isinstance(value, float) and not math.isfinite(value):
+    return None
+  return value
 
 
 def _plain(value: Any) -> Any:
@@ -157,43 +182,54 @@ class _Figure(NamedTuple):
   remarks: Sequence[str]
 
 
-def _summary(
+def _headline_claims(report: privacy_report.PrivacyReport) -> list[str]:
+  """Returns the claim that is recommended, and DP beside it."""
+  return list(dict.fromkeys([report.recommended.claim.name, 'dp']))
+
+
+def _curves(
   rows: Sequence[metrics_file.Row], report: privacy_report.PrivacyReport
+) -> list[str]:
+  """Returns the claims of which the metrics have figures."""
+  columns = metrics_file.epsilon_columns(rows[0] if rows else ())
+  names = [row.claim.name for row in report.claims]
+  return [n for n in names if metrics_file.epsilon_column(n) in columns]
+
+
+def _summary(
+  rows: Sequence[metrics_file.Row],
+  report: privacy_report.PrivacyReport,
+  expected_participants: Optional[float],
 ) -> list[_Figure]:
-  """Returns the figures to see first."""
+  """Returns the figures to see first, the recommended claim before all."""
   accuracy, when = formatting.MISSING, 'no round was evaluated'
   for row in metrics_file.evaluated(rows)[-1:]:
     accuracy = metrics_file.text(row, 'accuracy')
     when = f'after round {metrics_file.text(row, "round")}'
-  noise = (
-    f'noise multiplier {report.noise_multiplier:g}, participation probability '
-    f'{report.participation_probability:g}'
-  )
-  population = f'for {report.one_unit} drawn from the same population'
+  course = [f'noise multiplier {report.noise_multiplier:g}']
+  if expected_participants is not None:
+    course.append(f'{expected_participants:g} participants expected in each')
+  claimed = {row.claim.name: row for row in report.claims}
+  figures = [
+    _epsilon(claimed[name], report) for name in _headline_claims(report)
+  ]
   return [
+    *figures,
     _Figure('Final accuracy', accuracy, [when]),
-    _Figure('Rounds', str(report.rounds), [noise]),
-    _headline('DP epsilon', report, _HEADLINE_DP, f'for any {report.unit}'),
-    _headline('BDP epsilon', report, _HEADLINE_BDP, population),
+    _Figure('Rounds', str(report.rounds), course),
   ]
 
 
-def _headline(
-  name: str,
-  report: privacy_report.PrivacyReport,
-  methods: Sequence[str],
-  whom: str,
+def _epsilon(
+  row: claims_lib.ClaimedEpsilon, report: privacy_report.PrivacyReport
 ) -> _Figure:
-  """Returns the ε of the first of the methods that has one."""
-  rows: dict[str, comparison.Row] = {
-    row.method: row for row in report.rows if row.epsilon is not None
-  }
-  for method in methods:
-    if method in rows:
-      value = formatting.number(rows[method].epsilon, '.3f')
-      how = f'{method.partition(", ")[2]}, at delta = {report.delta:g}'
-      return _Figure(name, value, [how, whom])
-  return _Figure(name, formatting.MISSING, ['no method applies', whom])
+  """Returns the card of a claim."""
+  protected = claims_lib.in_words(row.claim.protects, report.unit)
+  remarks = [f'at delta = {row.delta:g}', protected.partition(';')[0]]
+  if row.recommended:
+    remarks.insert(1, 'recommended')
+  name = f'{report.unit.capitalize()}s, epsilon by {row.claim.name}'
+  return _Figure(name, formatting.number(row.epsilon, '.3f'), remarks)
 
 
 def _caveats(
@@ -205,8 +241,8 @@ def _caveats(
   findings = [finding for report in privacy for finding in report.findings]
   if applicability.worst_verdict(findings) != 'ok':
     notes.append(
-      'Not all assumptions of BDP fit the data (see below): rely on the DP '
-      'figures.'
+      'Not all assumptions of BDP fit the data (see below): rely on the claim '
+      'dp.'
     )
   if len(rows) != privacy[0].rounds:
     notes.append(
@@ -214,8 +250,8 @@ def _caveats(
       f'metrics.csv has {len(rows)}.'
     )
   notes.append(
-    'The BDP figures and the distances were computed from private data: '
-    'publishing this page is a release of its own.'
+    'Claims other than dp and filter, and the distances, were computed from '
+    'private data: publishing this page is a release of its own.'
   )
   return notes
 
@@ -229,12 +265,14 @@ class _Metrics(NamedTuple):
 
 
 def _metrics(rows: Sequence[metrics_file.Row]) -> _Metrics:
-  columns = metrics_file.COLUMNS
+  columns = [
+    name for name in (rows[0] if rows else ()) if name not in _PRIVATE_COLUMNS
+  ]
   return _Metrics(
-    headings=[column.heading for column in columns.values()],
+    headings=[metrics_file.column(name).heading for name in columns],
     rows=[
       [metrics_file.text(row, name) for name in columns]
-      for row in metrics_file.spaced(rows, _MOST_ROWS)
+      for row in metrics_file.spaced(metrics_file.evaluated(rows), _MOST_ROWS)
     ],
     rounds=len(rows),
   )

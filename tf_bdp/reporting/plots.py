@@ -32,10 +32,14 @@ class _Style(NamedTuple):
   fill: str
 
 
-# The blue and the vermilion of Okabe and Ito (2008), "Color universal design".
+# By claim; colours of Okabe and Ito (2008), "Color universal design".
 _CURVES = {
-  'dp_epsilon': _Style('DP', '#0072b2', 'o', '#0072b2'),
-  'bdp_epsilon': _Style('BDP', '#c44e00', 's', 'white'),
+  'dp': _Style('dp', '#0072b2', 'o', '#0072b2'),
+  'filter': _Style('filter', '#000000', 'v', '#000000'),
+  'each': _Style('each', '#009e73', '^', '#009e73'),
+  'census': _Style('census', '#c44e00', 's', 'white'),
+  'sample': _Style('sample', '#8c4b82', 'D', 'white'),
+  'paper': _Style('paper', '#7f7f7f', 'x', '#7f7f7f'),
 }
 
 
@@ -51,34 +55,51 @@ class Plot(NamedTuple):
     return f'data:image/png;base64,{base64.b64encode(self.png).decode("ascii")}'
 
 
-def epsilon_over_rounds(rows: Sequence[metrics_file.Row]) -> Plot:
-  """Plots the ε that was spent by each round."""
-  alternative = f'Plot of epsilon over the rounds. {_end_of_curves(rows)}'
+def epsilon_over_rounds(
+  rows: Sequence[metrics_file.Row], claims: Sequence[str]
+) -> Plot:
+  """Plots the ε that was spent by each evaluated round.
+
+  Args:
+    rows: The metrics of all rounds.
+    claims: The names of the claims to draw.
+  """
+  rows = metrics_file.evaluated(rows)
+  end = _end_of_curves(rows, claims)
+  alternative = f'Plot of epsilon over the rounds. {end}'
   if not rows:
-    return _placeholder(_HALF_PAGE, 'No rounds were recorded.', alternative)
+    return _placeholder(_HALF_PAGE, 'No round was evaluated.', alternative)
   figure = _new_figure(_HALF_PAGE)
   axes = figure.add_subplot()
   rounds = metrics_file.series(rows, 'round')
-  for name, style in _CURVES.items():
-    _draw_curve(axes, rounds, metrics_file.series(rows, name), style)
-  _scale_epsilon(axes.set_yscale, axes.yaxis, rows)
+  for claim in claims:
+    _draw_curve(axes, rounds, _epsilons(rows, claim), _CURVES[claim])
+  _scale_epsilon(axes.set_yscale, axes.yaxis, rows, claims)
   _count_rounds(axes)
   _finish(axes, 'Round', 'Epsilon')
   return Plot(_png(figure), alternative)
 
 
-def accuracy_over_epsilon(rows: Sequence[metrics_file.Row]) -> Plot:
-  """Plots the accuracy of the evaluated rounds over the ε spent by then."""
+def accuracy_over_epsilon(
+  rows: Sequence[metrics_file.Row], claims: Sequence[str]
+) -> Plot:
+  """Plots the accuracy of the evaluated rounds over the ε spent by then.
+
+  Args:
+    rows: The metrics of all rounds.
+    claims: The names of the claims to draw.
+  """
   rows = metrics_file.evaluated(rows)
-  alternative = f'Plot of accuracy over epsilon. {_end_of_curves(rows)}'
+  end = _end_of_curves(rows, claims)
+  alternative = f'Plot of accuracy over epsilon. {end}'
   if not rows:
     return _placeholder(_HALF_PAGE, 'No round was evaluated.', alternative)
   figure = _new_figure(_HALF_PAGE)
   axes = figure.add_subplot()
   accuracies = metrics_file.series(rows, 'accuracy')
-  for name, style in _CURVES.items():
-    _draw_curve(axes, metrics_file.series(rows, name), accuracies, style)
-  _scale_epsilon(axes.set_xscale, axes.xaxis, rows)
+  for claim in claims:
+    _draw_curve(axes, _epsilons(rows, claim), accuracies, _CURVES[claim])
+  _scale_epsilon(axes.set_xscale, axes.xaxis, rows, claims)
   axes.yaxis.set_major_formatter(_percent)
   _finish(axes, 'Epsilon', 'Accuracy')
   return Plot(_png(figure), alternative)
@@ -108,18 +129,26 @@ def spread_of_distances(distances: np.ndarray, worst_case: float) -> Plot:
   return Plot(_png(figure), alternative)
 
 
-def _end_of_curves(rows: Sequence[metrics_file.Row]) -> str:
+def _epsilons(rows: Sequence[metrics_file.Row], claim: str) -> np.ndarray:
+  return metrics_file.series(rows, metrics_file.epsilon_column(claim))
+
+
+def _end_of_curves(
+  rows: Sequence[metrics_file.Row], claims: Sequence[str]
+) -> str:
   """Says where the curves end."""
   if not rows:
     return 'There are no rounds to show.'
-  round_number, accuracy, dp_epsilon, bdp_epsilon = (
-    metrics_file.text(rows[-1], name)
-    for name in ('round', 'accuracy', 'dp_epsilon', 'bdp_epsilon')
-  )
-  return (
-    f'It ends at round {round_number}, accuracy {accuracy}, DP epsilon '
-    f'{dp_epsilon}, BDP epsilon {bdp_epsilon}.'
-  )
+  figures = [
+    f'accuracy {metrics_file.text(rows[-1], "accuracy")}',
+    *(
+      f'{claim} epsilon '
+      + metrics_file.text(rows[-1], metrics_file.epsilon_column(claim))
+      for claim in claims
+    ),
+  ]
+  number = metrics_file.text(rows[-1], 'round')
+  return f'It ends at round {number}, {", ".join(figures)}.'
 
 
 def _new_figure(width: float, height: float = 3.5) -> _Figure:
@@ -171,10 +200,13 @@ def _draw_curve(
 
 
 def _scale_epsilon(
-  set_scale: Callable[..., None], axis: Any, rows: Sequence[metrics_file.Row]
+  set_scale: Callable[..., None],
+  axis: Any,
+  rows: Sequence[metrics_file.Row],
+  claims: Sequence[str],
 ) -> None:
   """Makes the axis of ε logarithmic if the range is large."""
-  values = np.concatenate([metrics_file.series(rows, name) for name in _CURVES])
+  values = np.concatenate([_epsilons(rows, claim) for claim in claims])
   values = values[np.isfinite(values) & (values > 0)]
   ratio = np.max(values) / np.min(values) if values.size else 1.0
   if ratio > _LARGE_RANGE:

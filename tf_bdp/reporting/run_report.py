@@ -1,6 +1,8 @@
 """The report of a training run: statement, files, page, and a summary."""
 
 import csv
+import dataclasses
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
@@ -8,7 +10,8 @@ from typing import Any, Optional
 import numpy as np
 
 from tf_bdp.accounting import (
-  comparison,
+  accountant,
+  claims,
   events,
   ledger,
   privacy_report,
@@ -71,16 +74,24 @@ def write(
     privacy=list(privacy.values()),
     distances=distances,
     notes=[*notes_lib.of_run(plan, progress), *notes],
+    expected_participants=mechanism.clients_per_round,
   )
   for unit, part in privacy.items():
-    lines.append(f'Privacy of {unit}s:\n{comparison.format_table(part.rows)}')
+    table = claims.format_table(part.claims, unit)
+    lines.append(f'Privacy of {unit}s (* recommended):\n{table}')
+  private = progress_lib.PRIVATE_FILE
+  lines.append(f'Private files, which {private} names, stay with the server.')
   return '\n\n'.join([*lines, f'Report: {path}'])
 
 
 def privacy_of(
   unit: str, plan: plan_lib.Plan, progress: progress_lib.Progress
 ) -> privacy_report.PrivacyReport:
-  """Accounts for all rounds at the level of one unit."""
+  """Accounts for all rounds at the level of one unit.
+
+  What can be claimed is told by the run's own accountant, as it was in the
+  course of the run. Other ways to account are added as details.
+  """
   rounds = progress.events_of(unit)
   description = plan.mechanism.description(unit)
   probability = description.participation_probability
@@ -88,18 +99,48 @@ def privacy_of(
     parts = [entry for event in rounds for _, entry in ledger.rounds_of(event)]
     found = (entry.participation_probability for entry in parts)
     probability = max(found, default=0.0)
-  return privacy_report.PrivacyReport.from_events(
+  report = privacy_report.PrivacyReport.from_events(
     rounds,
     noise_multiplier=description.noise_multiplier,
     participation_probability=probability,
     delta=plan.delta_of(unit),
-    worst_case_distance=float(np.max(_worst_distances(unit, plan, progress))),
+    worst_case_distance=_worst_distance(unit, plan, progress),
     mechanism=description.release,
     unit=unit,
     sampling=plan.sampling,
     neighboring_relation=plan.mechanism.relation(unit),
     reported_to=progress.accountants[unit] if plan.secure_aggregation else None,
+    population=plan.measures_everybody(unit),
+    asked_for=plan.claim_of(unit),
   )
+  own = plan.report(unit, progress.accountants[unit])
+  epsilons = {
+    row.claim.name: row.epsilon for row in (*report.claims, *own)
+  }  # Where both have a figure, the run's own.
+  asked_for = plan.claim_of(unit)
+  return dataclasses.replace(
+    report, claims=claims.report(epsilons, report.delta, asked_for)
+  )
+
+
+def _worst_distance(
+  unit: str, plan: plan_lib.Plan, progress: progress_lib.Progress
+) -> float:
+  """Returns how far clipping lets a unit move at most.
+
+  Where the worst case is drawn, this is over all that could have been drawn: it
+  does not tell how many took part.
+  """
+  possible = [
+    squared
+    for event in progress.events_of(unit)
+    for group in getattr(event, 'groups', ())
+    for _, squared in group.worst_case_mixture or ()
+  ]
+  if possible:
+    noise = plan.mechanism.description(unit).noise_multiplier
+    return noise * math.sqrt(max(possible))
+  return float(np.max(_worst_distances(unit, plan, progress)))
 
 
 def _worst_distances(
@@ -140,33 +181,39 @@ def _write_local_epsilons(
   path: pathlib.Path, plan: plan_lib.Plan, progress: progress_lib.Progress
 ) -> None:
   """Writes the bound that each client keeps for its own examples."""
+  local = local_epsilons(plan, progress)
+  names = list(dict.fromkeys(name for part in local.values() for name in part))
   with open(path, 'w', newline='', encoding='utf-8') as file:
     writer = csv.writer(file)
-    writer.writerow(('client', 'dp_epsilon', 'bdp_epsilon'))
-    local = local_epsilons(plan, progress)
-    writer.writerows((client, *pair) for client, pair in local.items())
+    writer.writerow(('client', *(f'{name}_epsilon' for name in names)))
+    for client, epsilons in local.items():
+      writer.writerow((client, *(epsilons[name] for name in names)))
 
 
 def local_epsilons(
   plan: plan_lib.Plan, progress: progress_lib.Progress
-) -> dict[int, tuple[float, float]]:
+) -> dict[int, dict[str, float]]:
   """Returns what each client's examples lost by everything that it sent.
 
   A client that does not trust the server keeps this bound for itself. It takes
-  parallel accounting.
+  parallel accounting. It is by moments, which is quicker for many clients.
 
   Returns:
-    For each client, ε of DP and of BDP.
+    For each client, ε by claim.
   """
   local, delta = plan.mechanism.local, plan.delta_of('example')
   assert local is not None
+  accounting = plan.accounting
+  if accounting.estimator in (None, *accountant.EXACT_ESTIMATORS):
+    accounting = dataclasses.replace(accounting, estimator='bernstein')
+  by_moments = dataclasses.replace(plan, accounting=accounting)
   accountants: dict[int, Any] = {}
   for measured in progress.measurements:
     for client, event in local.local_events(measured).items():
       if client not in accountants:
-        accountants[client] = plan.accountant('example')
+        accountants[client] = by_moments.accountant('example')
       accountants[client].compose(event)
   return {
-    client: (a.get_worst_case_epsilon(delta), a.get_epsilon(delta))
-    for client, a in sorted(accountants.items())
+    client: {row.claim.name: row.epsilon for row in part.report(delta)}
+    for client, part in sorted(accountants.items())
   }

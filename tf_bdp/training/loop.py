@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -62,21 +62,28 @@ def train(
   bar = tqdm.tqdm(
     total=plan.schedule.rounds, initial=progress.round_number, unit='round'
   )
-  units = plan.mechanism.units
-  with bar, round_log.open_log(directory, units, progress.rows) as log:
+  progress_lib.write_private_notice(directory)
+  columns = plan.epsilon_columns()
+  shown = _shown_columns(plan)
+  with bar, round_log.open_log(directory, columns, progress.rows) as log:
     try:
       for latest in _rounds(engine, plan, evaluate, progress):
         progress = latest
+        _show(bar, shown, progress.rows)
         if progress.stopped:
           break
+        bar.update()
         log(progress.rows[-1])
-        _show(bar, progress.rows[-1])
         if progress.round_number % plan.schedule.checkpoint_every == 0:
           progress_lib.save(directory, engine, settings, progress)
     finally:
       # Also after an interruption: no released round is run a second time.
       if progress.rows or progress.stopped:
         progress_lib.save(directory, engine, settings, progress)
+  if progress.stopped:
+    # The figures of the last round came after it had been logged.
+    with round_log.open_log(directory, columns, progress.rows):
+      pass
   return progress
 
 
@@ -102,6 +109,7 @@ def _rounds(
     stopped = _exceeded(plan, accountants)
     if stopped:
       # The round's result is dropped unseen: nothing is released.
+      progress = _evaluated(engine, plan, evaluate, progress)
       yield dataclasses.replace(progress, stopped=stopped)
       return
     progress = _advanced(
@@ -131,19 +139,13 @@ def _exceeded(
     budget = plan.budget_of(unit)
     if budget is None:
       continue
-    if _epsilon(accountant, plan.delta_of(unit)) > budget:
+    if accountant.exceeds(budget, plan.delta_of(unit)):
       whose = f" {unit}s'" if len(accountants) > 1 else ''
       return (
-        f'the next round would exceed the{whose} budget of epsilon = {budget:g}'
+        f'the next round would exceed the{whose} budget of epsilon = '
+        f'{budget:g} by the claim {accountant.claim}'
       )
   return ''
-
-
-def _epsilon(
-  accountant: accountant_lib.BayesianAccountant, delta: float
-) -> float:
-  """Returns ε by moments, quickly; `get_epsilon` also tries exact DP."""
-  return accountant.get_epsilon_and_optimal_order(delta)[0]
 
 
 def _advanced(
@@ -165,14 +167,10 @@ def _advanced(
     'clip_norm': measured.clip_norm,
     'accuracy': '',
     'loss': '',
+    **dict.fromkeys(plan.epsilon_columns(), ''),
   }
-  for unit, accountant in accountants.items():
-    delta = plan.delta_of(unit)
-    prefix = '' if unit == plan.mechanism.units[0] else f'{unit}_'
-    row[f'{prefix}dp_epsilon'] = accountant.get_worst_case_epsilon(delta)
-    row[f'{prefix}bdp_epsilon'] = _epsilon(accountant, delta)
-  budget, dp_stop = plan.accounting.dp_epsilon_budget, progress.dp_stop
-  if budget is not None and row['dp_epsilon'] > budget and dp_stop is None:
+  dp_stop = progress.dp_stop
+  if dp_stop is None and _exceeds_dp(plan, accountants):
     before = evaluate(progress.weights(engine))
     dp_stop = {'round': progress.round_number, **before}
   progress = dataclasses.replace(
@@ -191,9 +189,47 @@ def _advanced(
   )
   last = number == plan.schedule.rounds
   if last or number % plan.schedule.evaluate_every == 0:
-    row.update(evaluate(progress.weights(engine)))
-  row['seconds'] = round(time.perf_counter() - start, 4)
+    progress = _evaluated(engine, plan, evaluate, progress)
+  progress.rows[-1]['seconds'] = round(time.perf_counter() - start, 4)
   return progress
+
+
+def _exceeds_dp(
+  plan: plan_lib.Plan,
+  accountants: Mapping[str, accountant_lib.BayesianAccountant],
+) -> bool:
+  """Whether the budget of differential privacy, if there is one, is spent."""
+  budget, unit = plan.accounting.dp_epsilon_budget, plan.mechanism.units[0]
+  if budget is None:
+    return False
+  accountant, delta = accountants[unit], plan.delta_of(unit)
+  # By moments it is never smaller, and quicker.
+  quick = accountant.get_worst_case_epsilon(delta)
+  return quick > budget and accountant.get_dp_epsilon(delta) > budget
+
+
+def _evaluated(
+  engine: engines.Engine,
+  plan: plan_lib.Plan,
+  evaluate: _Evaluate,
+  progress: progress_lib.Progress,
+) -> progress_lib.Progress:
+  """Returns the progress with all figures of its last round.
+
+  Exact figures take tenths of seconds: not every round has them.
+  """
+  if not progress.rows or progress.rows[-1]['accuracy'] != '':
+    return progress
+  row = {
+    **progress.rows[-1],
+    **evaluate(progress.weights(engine)),
+    **{
+      plan.epsilon_column(unit, claimed.claim.name): claimed.epsilon
+      for unit, accountant in progress.accountants.items()
+      for claimed in plan.report(unit, accountant)
+    },
+  }
+  return dataclasses.replace(progress, rows=[*progress.rows[:-1], row])
 
 
 def _averaged(
@@ -208,10 +244,21 @@ def _averaged(
   return [b + share * (w - b) for b, w in zip(before, weights)]
 
 
-def _show(bar: tqdm.tqdm, row: Mapping[str, Any]) -> None:
-  shown = {'DP ε': f'{row["dp_epsilon"]:.2f}'}
-  shown['BDP ε'] = f'{row["bdp_epsilon"]:.2f}'
-  if row['accuracy'] != '':
-    shown['accuracy'] = f'{row["accuracy"]:.3f}'
-  bar.set_postfix(shown)
-  bar.update()
+def _shown_columns(plan: plan_lib.Plan) -> dict[str, str]:
+  """Returns the columns that the bar shows, by what it calls them."""
+  unit = plan.mechanism.units[0]
+  return {
+    f'{claim} ε': plan.epsilon_column(unit, claim)
+    for claim in ('dp', plan.claim_of(unit))
+  }
+
+
+def _show(
+  bar: tqdm.tqdm, columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]
+) -> None:
+  """Shows the figures of the last round, if it was evaluated."""
+  if rows and rows[-1]['accuracy'] != '':
+    row = rows[-1]
+    shown = {name: f'{row[column]:.2f}' for name, column in columns.items()}
+    accuracy = f'{row["accuracy"]:.3f}'
+    bar.set_postfix({'round': row['round'], **shown, 'accuracy': accuracy})

@@ -6,13 +6,14 @@ here, and of `learning.Algorithm`: each has its default and its help once. A
 makes the sampler, the engine and the accountants.
 """
 
+import collections
 import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from tf_bdp import options, validation
 from tf_bdp.accounting import accountant as accountant_lib
-from tf_bdp.accounting import events, mean_bounds
+from tf_bdp.accounting import claims, events, mean_bounds
 from tf_bdp.engines import base as engines
 from tf_bdp.learning import algorithm as algorithm_lib
 from tf_bdp.learning import sampling as sampling_lib
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
   from tf_bdp.learning import federated_data
 
 _LARGEST_DEFAULT_PANEL = 100
+# Not a copy: what is registered later is an estimator, too.
+_ESTIMATORS: collections.ChainMap[str, Any] = collections.ChainMap(
+  mean_bounds.ESTIMATORS,
+  dict.fromkeys(accountant_lib.EXACT_ESTIMATORS),
+)
+# They take the panel for everybody; 'population' does so by moments.
+_OF_EVERYBODY = ('census', 'each')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,15 +151,20 @@ class Accounting:
   )
   estimator: Optional[str] = options.option(
     None,
-    'How the mean cost is bounded for the progress bar and the budget: '
-    "student_t is the paper's and rests on its assumption; betting and "
-    'bernstein hold for all distributions; population takes a panel of all '
-    'clients for everybody. By default betting for clients and bernstein for '
-    'examples.',
-    choices=mean_bounds.ESTIMATORS,
+    'The claim that is asked for, or a bound of moments. census: for a client '
+    'drawn from those of this run; each: for every one of them; both need a '
+    'panel of all clients. sample: for one drawn from the population that the '
+    'panel was drawn from. By moments: betting and bernstein hold for all '
+    "distributions; student_t is the paper's and rests on its assumption; "
+    'population is census by moments. By default census where all clients are '
+    'in the panel, sample for other panels, and where there is no panel '
+    'betting for clients and bernstein for examples.',
+    choices=_ESTIMATORS,
   )
   bdp_epsilon_budget: Optional[float] = options.option(
-    None, 'Stop before the round that would exceed this Bayesian epsilon.'
+    None,
+    'Stop before the round that would exceed this Bayesian epsilon, of the '
+    'claim asked for. The number of rounds then depends on the data.',
   )
   example_bdp_epsilon_budget: Optional[float] = options.option(
     None,
@@ -301,13 +314,26 @@ class Plan:
         'A panel of examples needs a panel of clients. Found panel_size = 0 '
         f'with panel_examples = {local.panel_examples}.'
       )
-    if self.accounting.estimator == 'population' and (
-      self.mechanism.units != ('client',) or self.panel_size < self.client_count
-    ):
+    self._check_estimator()
+
+  def _check_estimator(self) -> None:
+    """Raises ValueError for an estimator that the panel is not made for."""
+    estimator, units = self.accounting.estimator, self.mechanism.units
+    everybody = self.measures_everybody('client') and (
+      estimator in _OF_EVERYBODY or units == ('client',)
+    )
+    if estimator in ('population', *_OF_EVERYBODY) and not everybody:
       raise ValueError(
-        'estimator=population takes the panel for everybody: it is for client '
-        f'privacy, with all {self.client_count} clients in the panel. Found '
-        f'panel_size = {self.panel_size}.'
+        f'estimator={estimator} takes the panel for everybody: it is for '
+        f'client privacy, with all {self.client_count} clients in the panel. '
+        f'Found panel_size = {self.panel_size}.'
+      )
+    exact = estimator in accountant_lib.EXACT_ESTIMATORS
+    if exact and not any(self.is_panel(unit) for unit in units):
+      raise ValueError(
+        f'estimator={estimator} adds up what single units lose: it needs a '
+        'panel, which is measured in every round. Add --panel_size or '
+        '--panel_examples, or use betting or bernstein.'
       )
 
   def _check_secure(self) -> None:
@@ -394,13 +420,31 @@ class Plan:
     """Whether a unit is measured on a panel."""
     return self.mechanism.is_panel(unit, self.panel_size)
 
+  def measures_everybody(self, unit: str) -> bool:
+    """Whether the panel is all units that there are."""
+    protected = unit == 'client' and unit in self.mechanism.units
+    return protected and self.panel_size >= self.client_count
+
+  def estimator_of(self, unit: str) -> str:
+    """Returns the estimator of a unit: the one asked for, if it fits it.
+
+    An exact one is for units on a panel; 'census' and 'each' are for clients.
+    """
+    asked_for, panel = self.accounting.estimator, self.is_panel(unit)
+    everybody = self.measures_everybody(unit)
+    fits = panel or asked_for not in accountant_lib.EXACT_ESTIMATORS
+    if asked_for in _OF_EVERYBODY:
+      fits = everybody
+    if asked_for is not None and fits:
+      return asked_for
+    if panel:
+      return 'census' if everybody else 'sample'
+    free = unit == 'example' or self.secure_aggregation
+    return 'bernstein' if free else 'betting'
+
   def accountant(self, unit: str) -> accountant_lib.BayesianAccountant:
     """Returns a fresh accountant of a unit."""
-    estimator = self.accounting.estimator
-    if estimator is None:
-      free = unit == 'example' or self.secure_aggregation
-      estimator = 'bernstein' if free else 'betting'
-    relation = self.mechanism.relation(unit)
+    estimator, relation = self.estimator_of(unit), self.mechanism.relation(unit)
     if self.is_panel(unit):
       return accountant_lib.BayesianAccountant(
         estimator=estimator, neighboring_relation=relation
@@ -417,6 +461,49 @@ class Plan:
   def accountants(self) -> dict[str, accountant_lib.BayesianAccountant]:
     """Returns a fresh accountant for each unit that is protected."""
     return {unit: self.accountant(unit) for unit in self.mechanism.units}
+
+  def report(
+    self, unit: str, accountant: accountant_lib.BayesianAccountant
+  ) -> list[claims.ClaimedEpsilon]:
+    """Returns ε of a unit by every claim that this run can make.
+
+    Table, page, curves and progress bar show these figures and no others.
+
+    Args:
+      unit: What is protected.
+      accountant: Its accountant, with all rounds composed.
+    """
+    delta, names = self.delta_of(unit), self.claim_names(unit)
+    epsilons = {
+      row.claim.name: row.epsilon
+      for row in accountant.report(delta)
+      if row.claim.name in names
+    }
+    return claims.report(epsilons, delta, accountant.claim)
+
+  def claim_names(self, unit: str) -> list[str]:
+    """Returns the names of the claims that `report` has figures of."""
+    names = self.accountant(unit).claim_names
+    if self.measures_everybody(unit):
+      return list(names)
+    return [name for name in names if name not in _OF_EVERYBODY]
+
+  def claim_of(self, unit: str) -> str:
+    """Returns the name of the claim asked for, for which budgets hold."""
+    return self.accountant(unit).claim
+
+  def epsilon_columns(self) -> list[str]:
+    """Returns the columns that metrics have for the figures of `report`."""
+    return [
+      self.epsilon_column(unit, name)
+      for unit in self.mechanism.units
+      for name in self.claim_names(unit)
+    ]
+
+  def epsilon_column(self, unit: str, claim: str) -> str:
+    """Returns the column of a claim; that of a second unit begins with it."""
+    prefix = '' if unit == self.mechanism.units[0] else f'{unit}_'
+    return f'{prefix}{claim}_epsilon'
 
   def reporting(self) -> Mapping[str, events.Reporting]:
     """Returns how clients bound each unit's costs in secure aggregation."""

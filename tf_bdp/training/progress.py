@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import textwrap
 from collections.abc import Mapping
 from typing import Any, Optional
 
@@ -15,7 +16,15 @@ from tf_bdp.training import checkpoint
 from tf_bdp.training import plan as plan_lib
 
 CHECKPOINT_FILE = 'checkpoint.npz'
-_VERSION = 2
+PRIVATE_FILE = 'PRIVATE.txt'
+# What is in a run's directory before the model is published, or instead of it.
+PRIVATE = (
+  'metrics.csv, tensorboard, checkpoint.npz, distances.npz and '
+  'local_epsilons.csv are private: they tell how many clients took part in '
+  'each round, and how far single ones moved the model. They stay inside the '
+  'trust boundary, with the server.'
+)
+_VERSION = 3
 _ENGINE, _MEASURED, _AVERAGED = 'engine_', 'measured_', 'averaged_'
 
 
@@ -62,6 +71,17 @@ class Progress:
   def events_of(self, unit: str) -> list[dp_accounting.DpEvent]:
     """Returns the events of a unit's accountant, one for each round."""
     return [events[unit] for events in self.events]
+
+
+def write_private_notice(directory: pathlib.Path) -> None:
+  """Writes beside the files of a run which of them are private."""
+  released = (
+    'The model may be published. So may epsilons by the claims dp and filter. '
+    'Every other epsilon, the page and the statement depend on the data: '
+    'publishing them is a release of its own.'
+  )
+  text = '\n\n'.join(textwrap.fill(part, 80) for part in (PRIVATE, released))
+  (directory / PRIVATE_FILE).write_text(f'{text}\n', encoding='utf-8')
 
 
 def save(

@@ -12,17 +12,16 @@ import tensorflow as tf
 
 METRICS_FILE = 'metrics.csv'
 _TENSORBOARD = 'tensorboard'
-_COLUMNS = (
-  *('round', 'participants', 'failed_clients', 'clip_norm', 'accuracy'),
-  *('loss', 'dp_epsilon', 'bdp_epsilon', 'seconds'),
+_FIRST_COLUMNS = (
+  *('round', 'participants', 'failed_clients', 'clip_norm', 'accuracy', 'loss'),
 )
-_MORE_COLUMNS = ('{}_dp_epsilon', '{}_bdp_epsilon')
+_LAST_COLUMNS = ('seconds',)
 
 
 @contextlib.contextmanager
 def open_log(
   directory: pathlib.Path,
-  units: Sequence[str],
+  epsilons: Sequence[str],
   rows: Sequence[Mapping[str, Any]],
 ) -> Iterator[Callable[[Mapping[str, Any]], None]]:
   """Opens the log of a run; yields a function that adds a row.
@@ -32,12 +31,10 @@ def open_log(
 
   Args:
     directory: The directory of the run.
-    units: What is protected; the second one has columns of its own.
+    epsilons: The columns of figures; see `Plan.epsilon_columns`.
     rows: The rounds that are done.
   """
-  columns = _COLUMNS + tuple(
-    name.format(unit) for unit in units[1:] for name in _MORE_COLUMNS
-  )
+  columns = (*_FIRST_COLUMNS, *epsilons, *_LAST_COLUMNS)
   shutil.rmtree(directory / _TENSORBOARD, ignore_errors=True)
   board = tf.summary.create_file_writer(str(directory / _TENSORBOARD))
   path = directory / METRICS_FILE
