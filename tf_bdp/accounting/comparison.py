@@ -10,7 +10,7 @@ import dp_accounting
 
 from tf_bdp import validation
 from tf_bdp.accounting import accountant as accountant_lib
-from tf_bdp.accounting import events, ledger, mean_bounds
+from tf_bdp.accounting import events, ledger, mean_bounds, replace_one
 
 # A privacy loss distribution takes memory and time in proportion to ε over the
 # steps of its grid. Coarser steps are used for larger ε, which errs on the safe
@@ -124,6 +124,28 @@ def compare(rounds: Sequence[dp_accounting.DpEvent], delta: float) -> list[Row]:
       Row('BDP, distribution-free', None, delta, None, 'there is no worst case')
     )
   return dp_rows + [_compared(row, dp_rows) for row in rows]
+
+
+def compare_replace_one(
+  rounds: Sequence[dp_accounting.DpEvent], delta: float
+) -> list[Row]:
+  """Accounts for rounds of a fixed number of units, by DP alone.
+
+  Args:
+    rounds: The events of all rounds, `SampledWithoutReplacementDpEvent`s.
+    delta: δ for all methods.
+  """
+  validation.check_delta('delta', delta)
+  event = dp_accounting.ComposedDpEvent(list(rounds))
+  rdp = dp_accounting.rdp.RdpAccountant(
+    neighboring_relation=replace_one.REPLACE_ONE
+  ).compose(event)
+  exact = replace_one.ReplaceOneAccountant().compose(event)
+  whom = 'any person, in the place of another'
+  return [
+    Row('DP, RDP', float(rdp.get_epsilon(delta)), delta, None, whom),
+    Row('DP, PLD', exact.get_epsilon(delta), delta, None, whom),
+  ]
 
 
 def compare_reported(
