@@ -90,7 +90,7 @@ def test_without_a_panel_the_panel_line_is_left_out_with_the_reason():
 
 
 def test_statement_names_everything_that_a_number_rests_on():
-  text = ' '.join(_report(sampling='fixed_size').statement().split())
+  text = ' '.join(_report().statement().split())
   for part in (
     'Gaussian mechanism performed for 20 rounds on the sum of clipped client',
     'noise multiplier 1.5',
@@ -116,7 +116,7 @@ def test_statement_names_everything_that_a_number_rests_on():
     'printed',
     'chernoff',
     'Order',
-    'drew a fixed number of units, for which these figures are not proven',
+    'Assumes Poisson sampling. The run is said to have done it.',
     'a release of its own',
     'tail:',
     'drift:',
@@ -319,7 +319,11 @@ def test_a_change_of_scale_common_to_all_is_no_drift():
     ({'asked_for': 'most'}, 'asked_for must be one of'),
     (
       {'neighboring_relation': dp_accounting.NeighboringRelation.REPLACE_ONE},
-      'neighboring_relation must be ADD_OR_REMOVE_ONE or REPLACE_SPECIAL',
+      'units are replaced then, not added or removed',
+    ),
+    (
+      {'sampling': 'fixed_size'},
+      'units are replaced then, not added or removed',
     ),
   ],
 )

@@ -15,6 +15,7 @@ from tf_bdp.training import checkpoint
 
 _SMALL = (
   *('--clients=12', '--filters=2', '--client_batch_size=16', '--noise_seed=1'),
+  '--sampling_seed=0',
   *('--dataset=digits', '--examples_per_client=50', '--evaluate_every=3'),
   '--rounds=3',
 )
@@ -364,7 +365,7 @@ def test_real_retina_images_are_learnt_from_their_features(
       '--examples_per_client=10',
     ),
     *('--noise_multiplier=0.1', '--learning_rate=1.0', '--noise_seed=1'),
-    *(f'--cache_dir={tmp_path / "cache"}', '--seed=1'),
+    *(f'--cache_dir={tmp_path / "cache"}', '--seed=1', '--sampling_seed=1'),
   )
   result = _train(tmp_path / 'run', *flags, script='client_privacy')
   assert result.code == 0, result.errors

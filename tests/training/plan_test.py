@@ -80,7 +80,8 @@ def test_settings_of_a_plan_tell_all_that_its_options_say(level):
   for change, name in (
     ({'clip_norm': 2.0}, 'mechanism_clip_norm'),
     ({'participation_probability': 0.4}, 'mechanism_participation_probability'),
-    ({'sampling': 'fixed_size'}, 'sampling'),
+    ({'sampling_seed': 8}, 'sampling_seed'),
+    ({'sampling_seed': None}, 'sampling_seed'),
     ({'rounds': 9}, 'rounds'),
     ({'noise_seed': 8}, 'noise_seed'),
     ({'learning_rate': 0.3}, 'learning_rate'),
@@ -263,6 +264,7 @@ def test_deltas_and_budgets_are_those_of_the_unit():
 
 # Panels.
 
+_FIXED_SIZE = {'sampling': 'fixed_size', 'panel_size': None, 'estimator': None}
 _SECURE = {'secure_aggregation': True, 'engine': 'tff', 'panel_size': None}
 
 
@@ -296,7 +298,9 @@ def test_a_panel_is_of_a_hundred_clients_at_most():
 
 
 def test_sampling_is_that_of_the_plan():
-  sampler = runs.plan('client', sampling='fixed_size').sampler
+  plan = runs.plan('client', **_FIXED_SIZE)
+  sampler = plan.sampler
+  assert plan.settings()['sampling'] == 'fixed_size'
   assert sampler.kind == 'fixed_size' and sampler.seed == 2
   assert all(len(sampler.participants(number)) == 4 for number in range(5))
 

@@ -44,6 +44,10 @@ class ClientMechanism:
   are, because under 'mean' a client whose update is unusable takes part as
   well, with an update of zero.
 
+  If always n clients are drawn (fixed_size), both are the sum: n is known, and
+  whose update is not usable counts as zero. Neighbours then differ by one
+  client in another's place, which moves the sum by up to 2 C.
+
   Attributes:
     kind: 'mean' or 'sum'.
     noise_multiplier: z. With adaptive clipping it covers both releases, the
@@ -56,6 +60,7 @@ class ClientMechanism:
     adaptive: How the clip norm follows the updates; None for a fixed one.
     least_participants: n_min of 'mean', which is divided by no less; None for
       n̄ less four standard deviations of n, so that it seldom binds.
+    sampling: 'poisson' or 'fixed_size': how participants are drawn.
   """
 
   kind: str
@@ -65,6 +70,7 @@ class ClientMechanism:
   clients_per_round: float
   adaptive: Optional[adaptive_clipping.AdaptiveClipping] = None
   least_participants: Optional[int] = None
+  sampling: str = 'poisson'
 
   level = 'client'
   units: ClassVar[tuple[str, ...]] = ('client',)
@@ -73,7 +79,13 @@ class ClientMechanism:
 
   def __post_init__(self) -> None:
     validation.check_choice('kind', self.kind, KINDS)
+    validation.check_choice('sampling', self.sampling, base.SAMPLINGS)
     base.check_common(self)
+    if self.is_fixed_size and round(self.clients_per_round) < 1:
+      raise ValueError(
+        'sampling=fixed_size draws the expected number of clients, rounded: '
+        f'found {self.clients_per_round:g}, which is nobody.'
+      )
     if self.adaptive is not None:
       resolved = self.adaptive.resolved(
         self.noise_multiplier, self.clients_per_round
@@ -125,6 +137,16 @@ class ClientMechanism:
     return self
 
   @property
+  def is_fixed_size(self) -> bool:
+    """Whether every round has the same number of participants."""
+    return self.sampling == 'fixed_size'
+
+  @property
+  def samplings(self) -> tuple[str, ...]:
+    """How participants may be drawn."""
+    return (self.sampling,)
+
+  @property
   def compares(self) -> bool:
     """Whether clients are measured by their distance from the mean."""
     return self.kind == 'mean'
@@ -154,7 +176,7 @@ class ClientMechanism:
   ) -> base.Release:
     """Makes the mean or the sum over n̄, adds noise and adapts the clip norm."""
     divisor: Any = self.clients_per_round
-    if self.kind == 'mean':
+    if self.kind == 'mean' and not self.is_fixed_size:
       assert self.least_participants is not None
       count = sums.usable + sums.failed
       divisor = array_namespace.of(count).maximum(
@@ -204,8 +226,13 @@ class ClientMechanism:
     return xp.where(taking_part, count - 1.0, count)
 
   def relation(self, unit: str) -> dp_accounting.NeighboringRelation:
-    """Returns adding or removing one client."""
+    """Returns adding or removing one client.
+
+    Where always n take part, a client is replaced by another.
+    """
     del unit
+    if self.is_fixed_size:
+      return dp_accounting.NeighboringRelation.REPLACE_ONE
     return base.ADD_OR_REMOVE_ONE
 
   def worst_case_squared_distance(self, unit: str, participants: Any) -> Any:
@@ -218,6 +245,9 @@ class ClientMechanism:
     del unit
     if not self.noise_multiplier:
       return math.inf
+    if self.is_fixed_size:
+      # ‖u - u′‖ <= 2 C, and the count of those below C moves by 1, not by 1/2.
+      return 4 * self._squared_distance(1 / self.clients_per_round**2)
     if self.kind == 'sum':
       return self._squared_distance(1 / self.clients_per_round**2)
     assert self.least_participants is not None
@@ -322,8 +352,13 @@ class ClientMechanism:
     """Returns the round as an event.
 
     With too few measured clients for an estimate it is the worst case, and
-    without noise it is a non-private event.
+    without noise it is a non-private event. Clients that train and held-out
+    ones are two groups of a parallel event. Where always n take part, only the
+    worst case is known: what another client in the same place would have sent
+    is not measured.
     """
+    if self.is_fixed_size:
+      return self._fixed_size_event()
     count = measurements.participants
     worst = float(self.worst_case_squared_distance('client', count))
     q, mixture = self.participation_probability, self.worst_case_mixture
@@ -346,8 +381,26 @@ class ClientMechanism:
       count,
       measurements.clip_norm,
     )
-    return events_lib.BayesianGaussianEvent(
-      distances, q, worst, measurements.panel, worst_case_mixture=mixture
+    held_out = measurements.held_out
+    halves = np.split(distances, [distances.size - held_out])
+    groups = [
+      events_lib.BayesianGaussianEvent(
+        half, q, worst, measurements.panel, worst_case_mixture=mixture
+      )
+      for half in halves[: 2 if held_out else 1]
+    ]
+    # Of clients that train and those that do not, the larger figure counts.
+    return events_lib.ParallelEvent(groups) if held_out else groups[0]
+
+  def _fixed_size_event(self) -> dp_accounting.DpEvent:
+    """Returns a round of n participants for a `ReplaceOneAccountant`."""
+    worst = self.worst_case_squared_distance('client', None)
+    if math.isinf(worst):
+      return dp_accounting.NonPrivateDpEvent()
+    return dp_accounting.SampledWithoutReplacementDpEvent(
+      round(self.clients_per_round / self.participation_probability),
+      round(self.clients_per_round),
+      dp_accounting.GaussianDpEvent(worst**-0.5),
     )
 
   def is_panel(self, unit: str, panel_size: int) -> bool:
@@ -364,12 +417,15 @@ class ClientMechanism:
     """Returns the mechanism as the only way to count."""
     return {'client': self}
 
-  def paper_dp_event(self) -> dp_accounting.DpEvent:
+  def paper_dp_event(self) -> Optional[dp_accounting.DpEvent]:
     """Returns a round of sensitivity C, as the paper counts DP.
 
     That is right for a sum over a fixed number of clients. The worst case of a
-    mean is larger; see `worst_case_squared_distance`.
+    mean is larger; see `worst_case_squared_distance`. The paper does not draw
+    a fixed number of clients.
     """
+    if self.is_fixed_size:
+      return None
     return base.worst_case_event(
       self.noise_multiplier**-2, self.participation_probability
     )
@@ -382,7 +438,14 @@ class ClientMechanism:
     )
 
   def caveats(self) -> list[str]:
-    """Returns nothing: there is no caveat beyond those of every run."""
+    """Returns what the figures rest on."""
+    if self.is_fixed_size:
+      return [
+        'Always the same number of clients took part, which everybody knows. '
+        'Figures are for replace-one adjacency, one client in the place of '
+        'another, and of differential privacy alone: how far two clients are '
+        'from each other was not measured.'
+      ]
     return []
 
 
@@ -405,4 +468,5 @@ def _make(options: Any, facts: base.Facts) -> ClientMechanism:
     clients_per_round=options.participation_probability * facts.client_count,
     adaptive=adaptive,
     least_participants=options.least_participants,
+    sampling=options.sampling,
   )
