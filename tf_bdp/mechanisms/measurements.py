@@ -109,6 +109,9 @@ class Measurements(NamedTuple):
     examples: Where examples are protected, their moves.
     reported: Where the server learns costs instead of distances, the costs of
       each protected unit. Nothing else is measured then.
+    dropped: With an individual filter, which clients of the panel sent nothing
+      and never will again, because they would exceed their own budgets. They
+      move nothing.
   """
 
   participants: int
@@ -119,6 +122,7 @@ class Measurements(NamedTuple):
   panel: bool = False
   examples: Optional[ExampleGroups] = None
   reported: Optional[Mapping[str, ReportedCosts]] = None
+  dropped: Optional[np.ndarray] = None
 
 
 def to_arrays(rounds: Sequence[Measurements]) -> dict[str, np.ndarray]:
@@ -135,8 +139,10 @@ def to_arrays(rounds: Sequence[Measurements]) -> dict[str, np.ndarray]:
 
 
 def _to_columns(part: Measurements) -> dict[str, np.ndarray]:
-  *simple, examples, reported = part
+  *simple, examples, reported, dropped = part
   columns = dict(zip(part._fields, map(np.asarray, simple)))
+  if dropped is not None:
+    columns['dropped'] = dropped
   if examples is not None:
     columns |= {f'examples_{k}': v for k, v in examples._asdict().items()}
   for unit, (costs, failure_probability) in (reported or {}).items():
@@ -177,4 +183,5 @@ def _from_columns(columns: Mapping[str, np.ndarray]) -> Measurements:
     ExampleGroups(**examples) if examples else None,
     {unit: ReportedCosts(v[:-1], float(v[-1])) for unit, v in reported.items()}
     or None,
+    columns.get('dropped'),
   )

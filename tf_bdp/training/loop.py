@@ -13,7 +13,7 @@ from tf_bdp.accounting import accountant as accountant_lib
 from tf_bdp.engines import base as engines
 from tf_bdp.training import plan as plan_lib
 from tf_bdp.training import progress as progress_lib
-from tf_bdp.training import round_log
+from tf_bdp.training import round_log, stopping
 
 _Evaluate = Callable[[list[np.ndarray]], Mapping[str, float]]
 
@@ -27,7 +27,10 @@ def train(
   settings: Optional[Mapping[str, Any]] = None,
   resume: bool = False,
 ) -> progress_lib.Progress:
-  """Trains until the rounds or the budget are used up.
+  """Trains until the rounds or a budget are used up.
+
+  With an individual filter clients leave one by one, and the run goes on: that
+  nobody is left is private, and its end would tell.
 
   Args:
     engine: Runs the rounds; made by `plan.engine(...)`.
@@ -42,15 +45,21 @@ def train(
     The run's progress when it ended.
 
   Raises:
-    ValueError: The directory holds another run, or one that is not resumed.
+    ValueError: The directory holds another run, or one that is not resumed,
+      or a budget does not allow a single round.
     RuntimeError: No update of a round could be used.
     KeyboardInterrupt: The run was interrupted, and can be resumed.
   """
   plan.check_data(engine.client_count)
   settings = plan.settings() if settings is None else settings
+  limit = stopping.dp_rounds(plan)
   directory.mkdir(parents=True, exist_ok=True)
   if not (directory / progress_lib.CHECKPOINT_FILE).exists():
-    progress = progress_lib.Progress(engine.initial_state(), plan.accountants())
+    progress = progress_lib.Progress(
+      engine.initial_state(),
+      plan.accountants(),
+      budgets=plan.individual_filter(),
+    )
   elif resume:
     progress = progress_lib.restore(directory, engine, plan, settings)
   else:
@@ -63,9 +72,10 @@ def train(
     total=plan.schedule.rounds, initial=progress.round_number, unit='round'
   )
   units = plan.mechanism.units
-  with bar, round_log.open_log(directory, units, progress.rows) as log:
+  more = () if progress.budgets is None else ('active_clients',)
+  with bar, round_log.open_log(directory, units, progress.rows, more) as log:
     try:
-      for latest in _rounds(engine, plan, evaluate, progress):
+      for latest in _rounds(engine, plan, evaluate, progress, limit):
         progress = latest
         if progress.stopped:
           break
@@ -85,21 +95,37 @@ def _rounds(
   plan: plan_lib.Plan,
   evaluate: _Evaluate,
   progress: progress_lib.Progress,
+  limit: Optional[int],
 ) -> Iterator[progress_lib.Progress]:
-  """Runs the rounds that are left; yields the progress after each."""
+  """Runs the rounds that are left; yields the progress after each.
+
+  Args:
+    engine: As of `train`.
+    plan: As of `train`.
+    evaluate: As of `train`.
+    progress: Where to go on.
+    limit: How many rounds DP's budget allows, if that is known in advance.
+  """
   sampler = plan.sampler
   panel = sampler.panel(plan.panel_size).tolist()
   while progress.round_number < plan.schedule.rounds:
     start = time.perf_counter()
     number = progress.round_number
+    if limit is not None and number >= limit:
+      yield dataclasses.replace(progress, stopped=stopping.dp_reason(plan))
+      return
     participants = sampler.participants(number).tolist()
-    done = engine.run_round(progress.state, number, participants, panel)
+    done = engine.run_round(
+      progress.state, number, participants, panel, progress.budgets
+    )
     _check_usable(done, number)
     accountants = {
       unit: accountant.copy().compose(done.events[unit])
       for unit, accountant in progress.accountants.items()
     }
     stopped = _exceeded(plan, accountants)
+    if limit is None and stopping.exceeds_dp(plan, accountants, number):
+      stopped = stopping.dp_reason(plan)
     if stopped:
       # The round's result is dropped unseen: nothing is released.
       yield dataclasses.replace(progress, stopped=stopped)
@@ -131,7 +157,8 @@ def _exceeded(
     if _epsilon(accountant, plan.delta_of(unit)) > budget:
       whose = f" {unit}s'" if len(accountants) > 1 else ''
       return (
-        f'the next round would exceed the{whose} budget of epsilon = {budget:g}'
+        f'the next round would exceed the{whose} budget of epsilon = '
+        f'{budget:g}{stopping.TELLS}'
       )
   return ''
 
@@ -168,10 +195,10 @@ def _advanced(
     prefix = '' if unit == plan.mechanism.units[0] else f'{unit}_'
     row[f'{prefix}dp_epsilon'] = accountant.get_worst_case_epsilon(delta)
     row[f'{prefix}bdp_epsilon'] = _epsilon(accountant, delta)
-  budget, dp_stop = plan.accounting.dp_epsilon_budget, progress.dp_stop
-  if budget is not None and row['dp_epsilon'] > budget and dp_stop is None:
-    before = evaluate(progress.weights(engine))
-    dp_stop = {'round': progress.round_number, **before}
+  budgets = progress.budgets
+  if budgets is not None:
+    budgets = stopping.charged(plan, budgets, measured)
+    row['active_clients'] = budgets.active
   progress = dataclasses.replace(
     progress,
     state=done.state,
@@ -179,7 +206,7 @@ def _advanced(
     rows=[*progress.rows, row],
     measurements=[*progress.measurements, measured],
     events=[*progress.events, done.events],
-    dp_stop=dp_stop,
+    budgets=budgets,
     averaged=_averaged(
       engine.model_weights(done.state),
       progress,

@@ -24,6 +24,7 @@ def open_log(
   directory: pathlib.Path,
   units: Sequence[str],
   rows: Sequence[Mapping[str, Any]],
+  more: Sequence[str] = (),
 ) -> Iterator[Callable[[Mapping[str, Any]], None]]:
   """Opens the log of a run; yields a function that adds a row.
 
@@ -34,10 +35,12 @@ def open_log(
     directory: The directory of the run.
     units: What is protected; the second one has columns of its own.
     rows: The rounds that are done.
+    more: Further columns.
   """
   columns = _COLUMNS + tuple(
     name.format(unit) for unit in units[1:] for name in _MORE_COLUMNS
   )
+  columns += tuple(more)
   shutil.rmtree(directory / _TENSORBOARD, ignore_errors=True)
   board = tf.summary.create_file_writer(str(directory / _TENSORBOARD))
   path = directory / METRICS_FILE
