@@ -1,11 +1,13 @@
 """The training loop at every level of privacy."""
 
+import dp_accounting
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.training import runs
-from tf_bdp.training import loop, progress
+from tf_bdp import accounting
+from tf_bdp.training import loop, progress, stopping
 
 _BOTH = ('joint', 'split')
 
@@ -137,19 +139,105 @@ def test_training_stops_before_the_round_that_would_exceed_a_budget(
   runs.check_same(again, stopped)
 
 
-@pytest.mark.parametrize('level', ['client', 'instance_aggregate', 'joint'])
-def test_dp_alone_stops_while_training_goes_on(whole, level, tmp_path):
+def _exact_dp(level, done):
+  """Returns DP's exact ε after each round, of the first unit."""
+  unit = runs.UNITS[level][0]
+  accountant, spent = runs.plan(level).accountant(unit), []
+  for event in done.events_of(unit):
+    spent.append(accountant.compose(event).get_dp_epsilon(1e-3))
+  return spent
+
+
+@pytest.mark.parametrize('level', runs.LEVELS)
+def test_training_stops_before_the_round_that_would_exceed_the_budget_of_dp(
+  whole, level, tmp_path
+):
   _, done = whole(level)
-  # Evaluated, so that what DP's model would be worth is known.
-  budget = done.rows[3]['dp_epsilon'] + 1e-6
-  assert done.rows[5]['dp_epsilon'] > budget
+  spent = _exact_dp(level, done)
+  assert spent[3] < spent[4]
+  # Above the exact figure of four rounds; by moments it would be three.
+  budget = spent[3] * (1 + 1e-6)
   found = runs.train(level, tmp_path, dp_epsilon_budget=budget)
-  assert found.round_number == runs.ROUNDS
-  assert found.dp_stop == {
-    'round': 4,
-    'accuracy': done.rows[3]['accuracy'],
-    'loss': done.rows[3]['loss'],
+  assert found.round_number == 4
+  assert found.stopped == (
+    f'the next round would exceed the budget of epsilon = {budget:g} of '
+    'differential privacy'
+  )
+  assert found.events == done.events[:4]
+  again = runs.train(level, tmp_path, resume=True, dp_epsilon_budget=budget)
+  runs.check_same(again, found)
+
+
+def test_where_dp_depends_on_no_draw_the_last_round_is_not_even_run(tmp_path):
+  changes = {'mechanism': 'sum', 'participation_probability': 0.5}
+  plan = runs.plan('client', **changes)
+  event = dp_accounting.PoissonSampledDpEvent(
+    0.5, dp_accounting.GaussianDpEvent(1.5)
+  )
+  three = plan.accountant('client').compose(event, 3).get_dp_epsilon(1e-3)
+  runner = plan.engine(runs.model, runs.data())
+  with runs.interrupted(runner, 3) as done:
+    found = runs.train(
+      *('client', tmp_path),
+      runner=runner,
+      dp_epsilon_budget=three + 1e-6,
+      **changes,
+    )
+  assert len(done) == found.round_number == 3
+  # Extended in vain: the budget stays what it is.
+  again = runs.train(
+    *('client', tmp_path),
+    runner=runner,
+    resume=True,
+    rounds=9,
+    dp_epsilon_budget=three + 1e-6,
+    **changes,
+  )
+  runs.check_same(again, found)
+
+
+@pytest.mark.parametrize(
+  ('level', 'changes'),
+  [
+    ('client', {'mechanism': 'sum'}),
+    ('client', {'mechanism': 'mean'}),
+    ('instance_aggregate', {}),
+    ('joint', {}),
+  ],
+)
+def test_a_budget_of_dp_below_one_round_is_an_error(level, changes, tmp_path):
+  runner = runs.plan(level, **changes).engine(runs.model, runs.data())
+  with pytest.raises(
+    ValueError, match=r'budget = 0\.01 does not allow a singl'
+  ):
+    runs.train(
+      level, tmp_path, runner=runner, dp_epsilon_budget=0.01, **changes
+    )
+  assert not (tmp_path / progress.CHECKPOINT_FILE).exists()
+
+
+def test_the_rounds_that_dp_allows_are_found_by_bisection():
+  changes = {
+    'mechanism': 'sum',
+    'participation_probability': 0.1,
+    'noise_multiplier': 1.0,
+    'dp_epsilon_budget': 5.0,
   }
+  event = dp_accounting.PoissonSampledDpEvent(
+    0.1, dp_accounting.GaussianDpEvent(1.0)
+  )
+
+  def epsilon(rounds):
+    accountant = accounting.BayesianAccountant().compose(event, rounds)
+    return accountant.get_dp_epsilon(1e-3)
+
+  allowed = stopping.dp_rounds(runs.plan('client', rounds=5000, **changes))
+  assert epsilon(allowed) <= 5.0 < epsilon(allowed + 1)
+  few = stopping.dp_rounds(runs.plan('client', rounds=allowed - 1, **changes))
+  assert few == allowed - 1
+  # Nothing is known in advance without a budget, or where n matters.
+  assert stopping.dp_rounds(runs.plan('client', mechanism='sum')) is None
+  assert stopping.dp_rounds(runs.plan('joint', dp_epsilon_budget=5.0)) is None
 
 
 # Noise, failures, averages.

@@ -205,6 +205,11 @@ def check_same(one, other):
       tf.nest.flatten(left), tf.nest.flatten(right), strict=True
     ):
       np.testing.assert_array_equal(part, same)
-  assert (one.stopped, one.dp_stop) == (other.stopped, other.dp_stop)
+  assert one.stopped == other.stopped
+  assert (one.budgets is None) == (other.budgets is None)
+  if one.budgets is not None:
+    assert one.budgets.order == other.budgets.order
+    np.testing.assert_array_equal(one.budgets.spent, other.budgets.spent)
+    np.testing.assert_array_equal(one.budgets.left, other.budgets.left)
   for left, right in zip(one.averaged or (), other.averaged or (), strict=True):
     np.testing.assert_array_equal(left, right)

@@ -3,12 +3,13 @@
 import abc
 import importlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, NamedTuple, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import dp_accounting
 import numpy as np
 
 from tf_bdp import validation
+from tf_bdp.accounting import individual_filter
 from tf_bdp.learning import sampling
 from tf_bdp.mechanisms import base as mechanisms
 from tf_bdp.mechanisms import measurements as measurements_lib
@@ -48,6 +49,7 @@ class Engine(abc.ABC):
     participants: Sequence[int],
     panel: Sequence[int],
     held_out: Sequence[int] = (),
+    budgets: Optional[individual_filter.IndividualFilter] = None,
   ) -> Round:
     """Runs one round.
 
@@ -58,6 +60,8 @@ class Engine(abc.ABC):
       participants: The clients that take part.
       panel: The clients that are measured, taking part or not.
       held_out: Clients that never take part, measured like the panel.
+      budgets: If given, clients that would exceed their own budgets send
+        nothing. The panel must be all clients then.
     """
     local = self.mechanism.local
     if local is not None and local.panel_examples and not panel:
@@ -65,9 +69,18 @@ class Engine(abc.ABC):
         'A panel of examples is of the clients of a panel. Found '
         f'panel_examples = {local.panel_examples} without any.'
       )
-    state, measured = self.release(
-      state, round_number, participants, [*panel, *held_out]
+    measured_clients = [*panel, *held_out]
+    arguments: tuple[Any, ...] = (
+      *(state, round_number, participants, measured_clients),
     )
+    if budgets is not None:
+      if measured_clients != list(range(self.client_count)):
+        raise ValueError(
+          "A filter of clients' own budgets measures all of them in every "
+          f'round. Found a panel of {len(panel)} of {self.client_count}.'
+        )
+      arguments = (*arguments, budgets)
+    state, measured = self.release(*arguments)
     measured = measured._replace(held_out=len(held_out))
     return Round(state, measured, self.mechanism.events(measured))
 
@@ -78,10 +91,12 @@ class Engine(abc.ABC):
     round_number: int,
     participants: Sequence[int],
     panel: Sequence[int],
+    budgets: Optional[individual_filter.IndividualFilter] = None,
   ) -> tuple[Any, measurements_lib.Measurements]:
     """Runs one round; returns the next state and what was measured.
 
-    Arguments as for `run_round`.
+    Arguments as for `run_round`. An engine that knows no filter need not take
+    `budgets`.
     """
 
   @abc.abstractmethod
@@ -99,6 +114,27 @@ class Engine(abc.ABC):
   @abc.abstractmethod
   def from_arrays(self, arrays: Mapping[str, np.ndarray]) -> Any:
     """Restores what `to_arrays` returned."""
+
+
+def admitted(
+  budgets: individual_filter.IndividualFilter,
+  mechanism: Any,
+  clients: Sequence[int],
+  squared_norms: np.ndarray,
+  clip_norm: float,
+) -> np.ndarray:
+  """Tells which clients may send their updates; see `IndividualFilter.admits`.
+
+  Args:
+    budgets: The clients' accounts.
+    mechanism: Of clients, with a sum: r² depends on a client's own update.
+    clients: Their numbers.
+    squared_norms: ‖u‖² of their clipped updates; 0 if there is none.
+    clip_norm: C of the round.
+  """
+  # Under a sum neither who takes part matters, nor how many do.
+  squared = mechanism.squared_distances(squared_norms, False, 0, clip_norm)
+  return budgets.admits(clients, squared)
 
 
 # All engines by name: a class, or 'module:class', which is imported when the

@@ -12,6 +12,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
+from tf_bdp.accounting import individual_filter
 from tf_bdp.engines import base, client_updates
 from tf_bdp.learning import algorithm as algorithm_lib
 from tf_bdp.learning import federated_data, sampling
@@ -138,6 +139,7 @@ class InProcessEngine(base.Engine):
     round_number: int,
     participants: Sequence[int],
     panel: Sequence[int],
+    budgets: Optional[individual_filter.IndividualFilter] = None,
   ) -> tuple[InProcessState, measurements_lib.Measurements]:
     """Runs one round; see `Engine.run_round`."""
     self._updates.assign(state.weights)
@@ -147,6 +149,7 @@ class InProcessEngine(base.Engine):
     )
     clients = self._updates.clients(round_number, participants, panel)
     active = np.arange(len(clients)) < len(participants)
+    admitted = np.ones(len(clients), bool)
     compares = self._aggregation.compares
     keep = compares and (
       not self._updates.repeatable
@@ -157,6 +160,15 @@ class InProcessEngine(base.Engine):
     kept: list[tf.Tensor] = []
     chunks = []
     for rows, chunk in self._updates.chunks(inputs, clients):
+      if budgets is not None:
+        admitted[rows] = base.admitted(
+          budgets,
+          self.mechanism,
+          clients[rows],
+          np.where(chunk.usable, chunk.squared_norms, 0.0),
+          clip_norm,
+        )
+      active[rows] &= admitted[rows]
       weights = (active[rows] & chunk.usable).astype(np.float32)
       total += tf.linalg.matvec(
         chunk.updates, weights, transpose_a=True
@@ -178,7 +190,7 @@ class InProcessEngine(base.Engine):
       state.aggregation,
       mechanisms.Sums(
         [total],
-        np.float32(len(participants) - failed),
+        np.float32(np.count_nonzero(active & usable)),
         np.float32(below),
         np.float32(failed),
       ),
@@ -202,9 +214,11 @@ class InProcessEngine(base.Engine):
       position = {client: row for row, client in enumerate(clients)}
       members = [position[client] for client in panel]
       measured = measured._replace(
-        squared_measures=squared[members],
+        # A client that the filter keeps out moves nothing.
+        squared_measures=np.where(admitted, squared, 0.0)[members],
         taking_part=counted[members],
         panel=True,
+        dropped=None if budgets is None else ~admitted[members],
       )
     return self._next_state(state, round_number, released), measured
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tree
 
+from tf_bdp.accounting import individual_filter
 from tf_bdp.aggregators import cost_reports, runtime
 from tf_bdp.engines import base, tff_rounds
 from tf_bdp.learning import algorithm as algorithm_lib
@@ -106,9 +107,23 @@ class TffEngine(base.Engine):
     round_number: int,
     participants: Sequence[int],
     panel: Sequence[int],
+    budgets: Optional[individual_filter.IndividualFilter] = None,
   ) -> tuple[TffState, measurements_lib.Measurements]:
     """Runs one round, then measures the panel; see `Engine.run_round`."""
     before = self._process.get_model_weights(state.process)
+    squared_norms = admitted = None
+    if budgets is not None:
+      # Clients measure themselves first; those that would exceed their budgets
+      # are not asked for an update.
+      clip_norm = np.float32(self.mechanism.clip_norm)
+      squared_norms = self._rounds.squared_norms(
+        before, round_number, panel, clip_norm
+      )
+      admitted = base.admitted(
+        budgets, self.mechanism, panel, squared_norms, float(clip_norm)
+      )
+      kept_out = {c for c, may in zip(panel, admitted) if not may}
+      participants = [c for c in participants if c not in kept_out]
     output = self._process.next(
       state.process,
       [self._rounds.dataset(round_number, client) for client in participants],
@@ -116,7 +131,15 @@ class TffEngine(base.Engine):
     measured = metrics.measurements_from_metrics(
       output.metrics, self.mechanism, self._reporting
     )
-    if panel:
+    if admitted is not None:
+      assert squared_norms is not None
+      measured = measured._replace(
+        squared_measures=np.where(admitted, squared_norms, 0.0),
+        taking_part=np.isin(panel, participants) & (squared_norms > 0),
+        panel=True,
+        dropped=~admitted,
+      )
+    elif panel:
       if self._reporting is not None:
         raise ValueError(
           'Where clients report costs, there is no panel: use panel_size = 0.'

@@ -73,6 +73,25 @@ class Rounds(abc.ABC):
   def dataset(self, round_number: int, client: int) -> tf.data.Dataset:
     """Returns the data with which a client takes part in a round."""
 
+  def squared_norms(
+    self,
+    weights: Any,
+    round_number: int,
+    clients: Sequence[int],
+    clip_norm: np.float32,
+  ) -> np.ndarray:
+    """Returns ‖u‖² of clients before a round; 0 if there is no usable u.
+
+    Args:
+      weights: Of the server before the round.
+      round_number: Counts from 0.
+      clients: Whom to measure.
+      clip_norm: C, to which updates are clipped.
+    """
+    raise ValueError(
+      "A filter of clients' own budgets needs the server's noise alone."
+    )
+
   @abc.abstractmethod
   def measure_panel(
     self,
@@ -201,19 +220,47 @@ class ClientRounds(Rounds):
     measured: measurements_lib.Measurements,
   ) -> measurements_lib.Measurements:
     """Compares the panel's updates with the mean of the participants."""
-    rows = self._measure(
-      {
-        'weights': done.weights,
-        'aggregate': done.metrics['aggregator']['aggregate'],
-        'clip_norm': measured.clip_norm,
-      },
-      [self.dataset(done.number, client) for client in panel],
-      [np.int32(member) for member in range(len(panel))],
+    norms, deviations = self._compared(
+      done.weights,
+      done.metrics['aggregator']['aggregate'],
+      measured.clip_norm,
+      done.number,
+      panel,
     )
-    _, norms, deviations = rows[np.argsort(rows[:, 0])].T
     return self._with_panel(
       measured, done.participants, panel, norms > 0, norms, deviations
     )
+
+  def squared_norms(
+    self,
+    weights: Any,
+    round_number: int,
+    clients: Sequence[int],
+    clip_norm: np.float32,
+  ) -> np.ndarray:
+    """Returns ‖u‖² of clients before a round; see `Rounds`."""
+    # There is no mean yet; what they are compared with does not matter.
+    norms, _ = self._compared(
+      weights, weights.trainable, clip_norm, round_number, clients
+    )
+    return norms
+
+  def _compared(
+    self,
+    weights: Any,
+    aggregate: Any,
+    clip_norm: Any,
+    round_number: int,
+    clients: Sequence[int],
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns ‖u‖² and ‖u - ū‖² of clients, given the mean ū."""
+    rows = self._measure(
+      {'weights': weights, 'aggregate': aggregate, 'clip_norm': clip_norm},
+      [self.dataset(round_number, client) for client in clients],
+      [np.int32(member) for member in range(len(clients))],
+    )
+    _, norms, deviations = rows[np.argsort(rows[:, 0])].T
+    return norms, deviations
 
 
 class ExampleRounds(Rounds):

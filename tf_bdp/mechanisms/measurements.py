@@ -111,6 +111,9 @@ class Measurements(NamedTuple):
     reported: Where the server learns costs instead of distances, the costs of
       each protected unit. Nothing else is measured then.
     held_out: How many of the panel's clients, the last ones, never take part.
+    dropped: With an individual filter, which clients of the panel sent nothing
+      and never will again, because they would exceed their own budgets. They
+      move nothing.
   """
 
   participants: int
@@ -122,6 +125,7 @@ class Measurements(NamedTuple):
   examples: Optional[ExampleGroups] = None
   reported: Optional[Mapping[str, ReportedCosts]] = None
   held_out: int = 0
+  dropped: Optional[np.ndarray] = None
 
 
 def to_arrays(rounds: Sequence[Measurements]) -> dict[str, np.ndarray]:
@@ -138,9 +142,11 @@ def to_arrays(rounds: Sequence[Measurements]) -> dict[str, np.ndarray]:
 
 
 def _to_columns(part: Measurements) -> dict[str, np.ndarray]:
-  *simple, examples, reported, held_out = part
+  *simple, examples, reported, held_out, dropped = part
   columns = dict(zip(part._fields, map(np.asarray, simple)))
   columns['held_out'] = np.asarray(held_out)
+  if dropped is not None:
+    columns['dropped'] = dropped
   if examples is not None:
     columns |= {f'examples_{k}': v for k, v in examples._asdict().items()}
   for unit, (costs, failure_probability) in (reported or {}).items():
@@ -182,4 +188,5 @@ def _from_columns(columns: Mapping[str, np.ndarray]) -> Measurements:
     {unit: ReportedCosts(v[:-1], float(v[-1])) for unit, v in reported.items()}
     or None,
     int(columns['held_out'][0]),
+    columns.get('dropped'),
   )

@@ -15,11 +15,6 @@ def outcome(progress: progress_lib.Progress) -> str:
     text += f', test accuracy {evaluated[-1]["accuracy"]:.3f}'
   if progress.stopped:
     text += f'; stopped, because {progress.stopped}'
-  if progress.dp_stop is not None:
-    text += (
-      f'; DP alone would have stopped after round {progress.dp_stop["round"]} '
-      f'at accuracy {progress.dp_stop["accuracy"]:.3f}'
-    )
   return text + '.'
 
 
@@ -27,14 +22,7 @@ def of_run(
   plan: plan_lib.Plan, progress: progress_lib.Progress
 ) -> Sequence[str]:
   """Returns all notes of a run."""
-  notes = [outcome(progress), *plan.mechanism.caveats()]
-  if any(plan.budget_of(unit) is not None for unit in plan.mechanism.units):
-    notes.append(
-      'The run had a Bayesian budget, so that its data decided after how many '
-      'rounds it ended. That number is a release of its own, which no figure '
-      'here accounts for. Rounds fixed in advance, or a budget of DP, tell '
-      'nothing.'
-    )
+  notes = [outcome(progress), *plan.mechanism.caveats(), *_of_the_end(plan)]
   if plan.mechanism.local is not None:
     notes += _of_examples(plan)
   seed = plan.seeds.noise_seed
@@ -86,6 +74,26 @@ def _of_halves(plan: plan_lib.Plan) -> str:
     'well one can see that a client took part. How well one can see that it '
     'did not is told by clients that do not train (--held_out_clients).'
   )
+
+
+def _of_the_end(plan: plan_lib.Plan) -> list[str]:
+  """Says what the number of rounds tells, and what the filter did."""
+  notes, accounting = [], plan.accounting
+  if any(plan.budget_of(unit) is not None for unit in plan.mechanism.units):
+    notes.append(
+      'Training was to stop at an epsilon that depends on the data. So the '
+      'number of rounds does, and no figure here covers what it tells: one '
+      'client can make the difference. To tell nothing, fix the rounds, or '
+      'stop by --dp_epsilon_budget.'
+    )
+  if accounting.filter is not None:
+    notes.append(
+      'Each client left before it would have exceeded its own budget of '
+      f'epsilon = {accounting.filter:g} at delta = {accounting.delta:g}. The '
+      'run keeps that for anyone, whatever the data are. Who has left, and '
+      'when, is private: it stays in metrics.csv and the checkpoint.'
+    )
+  return notes
 
 
 def _of_examples(plan: plan_lib.Plan) -> list[str]:

@@ -13,7 +13,7 @@ from tf_bdp.accounting import accountant as accountant_lib
 from tf_bdp.engines import base as engines
 from tf_bdp.training import plan as plan_lib
 from tf_bdp.training import progress as progress_lib
-from tf_bdp.training import round_log
+from tf_bdp.training import round_log, stopping
 
 _Evaluate = Callable[[list[np.ndarray]], Mapping[str, float]]
 
@@ -27,7 +27,10 @@ def train(
   settings: Optional[Mapping[str, Any]] = None,
   resume: bool = False,
 ) -> progress_lib.Progress:
-  """Trains until the rounds or the budget are used up.
+  """Trains until the rounds or a budget are used up.
+
+  With an individual filter clients leave one by one, and the run goes on: that
+  nobody is left is private, and its end would tell.
 
   Args:
     engine: Runs the rounds; made by `plan.engine(...)`.
@@ -42,16 +45,22 @@ def train(
     The run's progress when it ended.
 
   Raises:
-    ValueError: The directory holds another run, or one that is not resumed.
+    ValueError: The directory holds another run, or one that is not resumed,
+      or a budget does not allow a single round.
     RuntimeError: No update of a round could be used.
     KeyboardInterrupt: The run was interrupted, and can be resumed.
   """
   plan.check_data(engine.client_count)
   _check_sampler(engine, plan)
   settings = plan.settings() if settings is None else settings
+  limit = stopping.dp_rounds(plan)
   directory.mkdir(parents=True, exist_ok=True)
   if not (directory / progress_lib.CHECKPOINT_FILE).exists():
-    progress = progress_lib.Progress(engine.initial_state(), plan.accountants())
+    progress = progress_lib.Progress(
+      engine.initial_state(),
+      plan.accountants(),
+      budgets=plan.individual_filter(),
+    )
   elif resume:
     progress = progress_lib.restore(directory, engine, plan, settings)
   else:
@@ -65,10 +74,12 @@ def train(
   )
   progress_lib.write_private_notice(directory)
   columns = plan.epsilon_columns()
+  if progress.budgets is not None:
+    columns.append('active_clients')
   shown = _shown_columns(plan)
   with bar, round_log.open_log(directory, columns, progress.rows) as log:
     try:
-      for latest in _rounds(engine, plan, evaluate, progress):
+      for latest in _rounds(engine, plan, evaluate, progress, limit):
         progress = latest
         _show(bar, shown, progress.rows)
         if progress.stopped:
@@ -103,17 +114,30 @@ def _rounds(
   plan: plan_lib.Plan,
   evaluate: _Evaluate,
   progress: progress_lib.Progress,
+  limit: Optional[int],
 ) -> Iterator[progress_lib.Progress]:
-  """Runs the rounds that are left; yields the progress after each."""
+  """Runs the rounds that are left; yields the progress after each.
+
+  Args:
+    engine: As of `train`.
+    plan: As of `train`.
+    evaluate: As of `train`.
+    progress: Where to go on.
+    limit: How many rounds DP's budget allows, if that is known in advance.
+  """
   sampler = plan.sampler
   panel = sampler.panel(plan.panel_size).tolist()
   held_out = sampler.held_out_clients().tolist()
   while progress.round_number < plan.schedule.rounds:
     start = time.perf_counter()
     number = progress.round_number
+    if limit is not None and number >= limit:
+      progress = _evaluated(engine, plan, evaluate, progress)
+      yield dataclasses.replace(progress, stopped=stopping.dp_reason(plan))
+      return
     participants = sampler.participants(number).tolist()
     done = engine.run_round(
-      progress.state, number, participants, panel, held_out
+      progress.state, number, participants, panel, held_out, progress.budgets
     )
     _check_usable(done, number, plan.mechanism.aggregation.counts_failed)
     accountants = {
@@ -121,6 +145,8 @@ def _rounds(
       for unit, accountant in progress.accountants.items()
     }
     stopped = _exceeded(plan, accountants)
+    if limit is None and stopping.exceeds_dp(plan, accountants, number):
+      stopped = stopping.dp_reason(plan)
     if stopped:
       # The round's result is dropped unseen: nothing is released.
       progress = _evaluated(engine, plan, evaluate, progress)
@@ -157,7 +183,7 @@ def _exceeded(
       whose = f" {unit}s'" if len(accountants) > 1 else ''
       return (
         f'the next round would exceed the{whose} budget of epsilon = '
-        f'{budget:g} by the claim {accountant.claim}'
+        f'{budget:g} by the claim {accountant.claim}{stopping.TELLS}'
       )
   return ''
 
@@ -183,10 +209,10 @@ def _advanced(
     'loss': '',
     **dict.fromkeys(plan.epsilon_columns(), ''),
   }
-  dp_stop = progress.dp_stop
-  if dp_stop is None and _exceeds_dp(plan, accountants):
-    before = evaluate(progress.weights(engine))
-    dp_stop = {'round': progress.round_number, **before}
+  budgets = progress.budgets
+  if budgets is not None:
+    budgets = stopping.charged(plan, budgets, measured)
+    row['active_clients'] = budgets.active
   progress = dataclasses.replace(
     progress,
     state=done.state,
@@ -194,7 +220,7 @@ def _advanced(
     rows=[*progress.rows, row],
     measurements=[*progress.measurements, measured],
     events=[*progress.events, done.events],
-    dp_stop=dp_stop,
+    budgets=budgets,
     averaged=_averaged(
       engine.model_weights(done.state),
       progress,

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from tf_bdp import options, validation
 from tf_bdp.accounting import accountant as accountant_lib
-from tf_bdp.accounting import claims, events, mean_bounds, replace_one
+from tf_bdp.accounting import (
+  claims,
+  events,
+  individual_filter,
+  mean_bounds,
+  replace_one,
+)
 from tf_bdp.engines import base as engines
 from tf_bdp.learning import algorithm as algorithm_lib
 from tf_bdp.learning import sampling as sampling_lib
@@ -175,7 +181,8 @@ class Accounting:
   bdp_epsilon_budget: Optional[float] = options.option(
     None,
     'Stop before the round that would exceed this Bayesian epsilon, of the '
-    'claim asked for. The number of rounds then depends on the data.',
+    'claim asked for. The number of rounds then depends on the data, and tells '
+    'something about them.',
   )
   example_bdp_epsilon_budget: Optional[float] = options.option(
     None,
@@ -183,7 +190,17 @@ class Accounting:
     'examples, where clients are protected, too.',
   )
   dp_epsilon_budget: Optional[float] = options.option(
-    None, "Record the round in which DP's epsilon exceeds this, and go on."
+    None,
+    'Stop before the round that would exceed this epsilon of differential '
+    'privacy, which does not depend on the data. Of clients, if these are '
+    'protected, else of examples.',
+  )
+  filter: Optional[float] = options.option(
+    None,
+    'Individual filter: with --mechanism=sum every client sends nothing any '
+    'more before the round that would exceed its own budget of this epsilon, '
+    'at --delta. The whole run then keeps that epsilon of differential privacy '
+    'for anyone, however many rounds there are.',
   )
 
   def __post_init__(self) -> None:
@@ -193,7 +210,7 @@ class Accounting:
       validation.check_delta('example_delta', self.example_delta)
     for name in (
       *('bdp_epsilon_budget', 'example_bdp_epsilon_budget'),
-      'dp_epsilon_budget',
+      *('dp_epsilon_budget', 'filter'),
     ):
       if getattr(self, name) is not None:
         validation.check_positive(name, getattr(self, name))
@@ -339,6 +356,8 @@ class Plan:
     if self.accounting.held_out_clients:
       self._check_held_out()
     self.sampler.panel(self.panel_size)
+    if self.accounting.filter is not None:
+      self._check_filter()
     if len(self.mechanism.units) == 1:
       idle = ('example_delta', 'example_bdp_epsilon_budget')
       check_idle(self.accounting, self.mechanism.level, idle)
@@ -388,6 +407,76 @@ class Plan:
         'The betting estimator needs the single costs. With '
         '--secure_aggregation use --estimator=bernstein or student_t.'
       )
+
+  def _check_filter(self) -> None:
+    """Raises ValueError for what the individual filter does not allow."""
+    mechanism = self.mechanism
+    if not isinstance(mechanism, client.ClientMechanism) or (
+      mechanism.level != 'client'
+    ):
+      raise ValueError(
+        '--filter lets single clients leave: it is for --level=client. Found '
+        f'--level={mechanism.level}.'
+      )
+    if mechanism.kind != 'sum':
+      raise ValueError(
+        '--filter needs --mechanism=sum, under which a client moves what is '
+        'released by its own update and by nothing of the others. Found '
+        f'--mechanism={mechanism.kind}.'
+      )
+    if mechanism.adaptive is not None:
+      raise ValueError(
+        '--filter does not count what adaptive clipping releases about norms. '
+        'Leave out --clip_quantile.'
+      )
+    if not mechanism.noise_multiplier:
+      raise ValueError(
+        '--filter needs noise: without it no update fits any budget. Found '
+        '--noise_multiplier=0.'
+      )
+    if self.secure_aggregation:
+      raise ValueError(
+        '--filter keeps an account for every client, which the server cannot '
+        'under secure aggregation. Leave out --secure_aggregation.'
+      )
+    if self.sampling != 'poisson':
+      raise ValueError(
+        '--filter counts clients that come independently of each other. Use '
+        f'--sampling=poisson. Found --sampling={self.sampling}.'
+      )
+    if self.algorithm.examples_per_round:
+      raise ValueError(
+        "--filter measures the update of all of a client's examples: a random "
+        'choice of them makes it random. Leave out --examples_per_round.'
+      )
+    if self.accounting.held_out_clients:
+      raise ValueError(
+        '--filter rests on nothing that held-out clients tell. Leave out '
+        '--held_out_clients.'
+      )
+    if self.accounting.bdp_epsilon_budget is not None:
+      raise ValueError(
+        '--filter holds for a number of rounds that tells nothing. Leave out '
+        '--bdp_epsilon_budget, at which the data decide.'
+      )
+    if self.panel_size < self.client_count:
+      raise ValueError(
+        f'--filter measures all {self.client_count} clients in every round. '
+        f'Leave out --panel_size. Found {self.panel_size}.'
+      )
+
+  def individual_filter(self) -> Optional[individual_filter.IndividualFilter]:
+    """Returns fresh accounts of all clients, if they are to be kept."""
+    if self.accounting.filter is None:
+      return None
+    return individual_filter.IndividualFilter.create(
+      self.accounting.filter,
+      self.delta_of('client'),
+      self.mechanism.participation_probability,
+      float(self.mechanism.worst_case_squared_distance('client', 0)),
+      self.schedule.rounds,
+      self.client_count,
+    )
 
   @property
   def _only_dp(self) -> bool:
@@ -454,6 +543,8 @@ class Plan:
       return size
     if self._only_dp:
       return 0
+    if self.accounting.filter is not None:
+      return self.client_count
     # TFF cannot compute a noisy update a second time, to measure it.
     cannot_measure = (
       self.schedule.engine == 'tff'

@@ -10,6 +10,7 @@ import dp_accounting
 import numpy as np
 
 from tf_bdp.accounting import accountant as accountant_lib
+from tf_bdp.accounting import individual_filter
 from tf_bdp.engines import base as engines
 from tf_bdp.mechanisms import measurements as measurements_lib
 from tf_bdp.training import checkpoint
@@ -27,6 +28,7 @@ PRIVATE = (
 # 2: draws came from `seed`, which is no seed of draws any more.
 _VERSION = 3
 _ENGINE, _MEASURED, _AVERAGED = 'engine_', 'measured_', 'averaged_'
+_BUDGETS = 'budgets_'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +41,9 @@ class Progress:
     rows: The metrics of every round.
     measurements: What was measured in every round.
     events: The events of every round, by unit.
-    dp_stop: Number and metrics of the last round within DP's budget, once it
-      is spent.
     stopped: Why training ended before its last round, if it did.
     averaged: The average of the weights of all rounds, if the plan wants it.
+    budgets: The clients' own accounts, if the plan has an individual filter.
   """
 
   state: Any
@@ -54,9 +55,9 @@ class Progress:
   events: list[dict[str, dp_accounting.DpEvent]] = dataclasses.field(
     default_factory=list
   )
-  dp_stop: Optional[dict[str, Any]] = None
   stopped: str = ''
   averaged: Optional[list[np.ndarray]] = None
+  budgets: Optional[individual_filter.IndividualFilter] = None
 
   @property
   def round_number(self) -> int:
@@ -100,6 +101,7 @@ def save(
     _ENGINE: engine.to_arrays(progress.state),
     _MEASURED: measurements_lib.to_arrays(progress.measurements),
     _AVERAGED: {str(i): part for i, part in enumerate(progress.averaged or ())},
+    _BUDGETS: progress.budgets.to_arrays() if progress.budgets else {},
   }
   arrays = {
     prefix + name: array
@@ -114,7 +116,6 @@ def save(
       for unit, accountant in progress.accountants.items()
     },
     'rows': progress.rows,
-    'dp_stop': progress.dp_stop,
     'stopped': progress.stopped,
     'private_panel_key': plan.sampler.panel_key.hex(),
   }
@@ -158,15 +159,18 @@ def restore(
     accountant.load_state_dict(contents['accountants'][unit])
   measured = measurements_lib.from_arrays(_with_prefix(arrays, _MEASURED))
   averaged = _with_prefix(arrays, _AVERAGED)
+  budgets = plan.individual_filter()
+  if budgets is not None:
+    budgets = budgets.restored(_with_prefix(arrays, _BUDGETS))
   return Progress(
     state=engine.from_arrays(_with_prefix(arrays, _ENGINE)),
     accountants=accountants,
     rows=contents['rows'],
     measurements=measured,
     events=[plan.mechanism.events(part) for part in measured],
-    dp_stop=contents['dp_stop'],
     stopped=contents['stopped'],
     averaged=[averaged[str(i)] for i in range(len(averaged))] or None,
+    budgets=budgets,
   )
 
 
