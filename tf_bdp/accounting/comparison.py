@@ -11,7 +11,7 @@ import dp_accounting
 from tf_bdp import validation
 from tf_bdp.accounting import accountant as accountant_lib
 from tf_bdp.accounting import claims as claims_lib
-from tf_bdp.accounting import events, ledger
+from tf_bdp.accounting import events, ledger, progress
 
 # A privacy loss distribution takes memory and time in proportion to ε over the
 # steps of its grid. Coarser steps are used for larger ε, which errs on the safe
@@ -99,8 +99,11 @@ def compare(
   is_panel = bool(sampled) and all(event.panel for event, _ in sampled)
   methods = _methods(sampled, is_panel, _is_clipped(parts))
   exact = accountant_lib.BayesianAccountant('panel') if is_panel else None
-  accountants = [method.accountant for method in methods if method.accountant]
-  _compose(rounds, accountants if exact is None else [*accountants, exact])
+  if exact is not None:  # It keeps the paper's account as well.
+    methods[0] = methods[0]._replace(accountant=exact)
+  _compose(rounds, [method.accountant for method in methods])
+  if exact is not None:
+    methods[0] = methods[0]._replace(accountant=exact.as_in_the_paper())
 
   rows = {method.name: method.row(delta) for method in methods}
   holder = next(m.accountant for m in methods if m.name == 'BDP, holder')
@@ -239,10 +242,13 @@ def _claims(
   validation.check_choice('asked_for', asked_for, tuple(claims_lib.CLAIMS))
   known = [row.epsilon for row in dp_rows if row.epsilon is not None]
   # All of them are upper bounds of the same.
-  dp = min([epsilons['dp'], *known])
+  own = epsilons['dp']
+  dp = min([own, *known])
   epsilons = {**epsilons, 'dp': dp}
-  for name in ('each', 'census'):  # They follow from DP at the same δ.
-    if name in epsilons:
+  for name in ('each', 'census'):
+    # They follow from DP at the same δ, unless DP is about a worst case that
+    # is drawn and they are about the one that was.
+    if name in epsilons and epsilons[name] <= own:
       epsilons[name] = min(epsilons[name], dp)
   if filter_epsilon is not None:
     epsilons['filter'] = validation.check_positive(
@@ -253,17 +259,21 @@ def _claims(
 
 def _compose(
   rounds: Sequence[dp_accounting.DpEvent],
-  accountants: Sequence[accountant_lib.BayesianAccountant],
+  accountants: Sequence[Optional[accountant_lib.BayesianAccountant]],
 ) -> None:
   """Composes the rounds with all accountants, many rounds at once."""
-  for chunk in _chunks(rounds):
-    for accountant in accountants:
-      accountant.compose(chunk)
+  total = len({id(event) for event in rounds})
+  with progress.bar('Accounting', total, 'round') as bar:
+    for chunk in _chunks(rounds):
+      for accountant in accountants:
+        if accountant is not None:
+          accountant.compose(chunk)
+      bar.update(len(chunk.events))
 
 
 def _chunks(
   rounds: Sequence[dp_accounting.DpEvent],
-) -> Iterator[dp_accounting.DpEvent]:
+) -> Iterator[dp_accounting.ComposedDpEvent]:
   """Yields the rounds as composed events, alike ones together."""
   distinct = {id(event): event for event in rounds}
   counts = collections.Counter(map(id, rounds))
@@ -315,17 +325,24 @@ def _compared(row: Row, dp_rows: Sequence[Row]) -> Row:
   return row._replace(assumption='as DP, but for the delta kept for bounds')
 
 
-def _has_mixture(event: dp_accounting.DpEvent) -> bool:
-  """Returns whether the worst case of any round is drawn."""
+def _is_ours_alone(event: dp_accounting.DpEvent) -> bool:
+  """Returns whether dp_accounting has no event for the same.
+
+  Such as for a worst case that is drawn, for groups that take part with a
+  chance, and for groups that come and go.
+  """
   if isinstance(event, dp_accounting.ComposedDpEvent):
-    return any(map(_has_mixture, event.events))
+    return any(map(_is_ours_alone, event.events))
   if isinstance(event, dp_accounting.SelfComposedDpEvent):
-    return _has_mixture(event.event)
+    return _is_ours_alone(event.event)
   if isinstance(event, events.ParallelEvent):
-    return any(map(_has_mixture, event.groups))
+    return event.labels is not None or any(map(_is_ours_alone, event.groups))
   if isinstance(event, events.MixedGaussianEvent):
     return True
-  return getattr(event, 'worst_case_mixture', None) is not None
+  return (
+    getattr(event, 'worst_case_mixture', None) is not None
+    or getattr(event, 'inclusion_probability', 1.0) < 1
+  )
 
 
 def _grouped(parts: Sequence[tuple[Any, ledger.Entry]]) -> list[ledger.Entry]:
@@ -353,10 +370,8 @@ def _dp_rows(
       for method in ('DP, RDP', 'DP, PLD')
     ]
   entries = _grouped(parts)
-  if (
-    len(entries) > _MOST_KINDS_FOR_DP_ACCOUNTING
-    or any(entry.inclusion_probability < 1 for _, entry in parts)
-    or any(_has_mixture(event) for event in {id(e): e for e in rounds}.values())
+  if len(entries) > _MOST_KINDS_FOR_DP_ACCOUNTING or any(
+    _is_ours_alone(e) for e in {id(e): e for e in rounds}.values()
   ):
     rdp = accountant.get_worst_case_epsilon(delta)
     pld = accountant.get_dp_epsilon(delta)
