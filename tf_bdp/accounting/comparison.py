@@ -3,7 +3,7 @@
 import collections
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 import dp_accounting
@@ -11,7 +11,7 @@ import dp_accounting
 from tf_bdp import validation
 from tf_bdp.accounting import accountant as accountant_lib
 from tf_bdp.accounting import claims as claims_lib
-from tf_bdp.accounting import events, ledger, progress
+from tf_bdp.accounting import events, ledger, long_runs
 
 # A privacy loss distribution takes memory and time in proportion to ε over the
 # steps of its grid. Coarser steps are used for larger ε, which errs on the safe
@@ -23,9 +23,6 @@ _MOST_SAMPLES_FOR_BETTING = 1000
 # dp_accounting takes a second for each kind of round; with more of them, the
 # figures of DP are the accountant's own.
 _MOST_KINDS_FOR_DP_ACCOUNTING = 16
-# Units whose costs are computed together: many at once are faster, and memory
-# does not grow with the number of rounds.
-_MOST_UNITS_AT_ONCE = 2**14
 
 
 class Row(NamedTuple):
@@ -101,7 +98,7 @@ def compare(
   exact = accountant_lib.BayesianAccountant('panel') if is_panel else None
   if exact is not None:  # It keeps the paper's account as well.
     methods[0] = methods[0]._replace(accountant=exact)
-  _compose(rounds, [method.accountant for method in methods])
+  long_runs.compose(rounds, [method.accountant for method in methods])
   if exact is not None:
     methods[0] = methods[0]._replace(accountant=exact.as_in_the_paper())
 
@@ -164,6 +161,15 @@ def compare_reported(
   )
 
 
+def distribution_free_estimator(samples: int) -> str:
+  """Returns which estimator bounds the costs of any distribution.
+
+  Args:
+    samples: Of how many samples a bound is taken.
+  """
+  return 'betting' if samples <= _MOST_SAMPLES_FOR_BETTING else 'bernstein'
+
+
 class _Method(NamedTuple):
   """A row to be: its accountant, or the reason why there is none."""
 
@@ -191,7 +197,7 @@ def _methods(
   """Returns the ways to account for rounds by moments."""
   total_rounds = sum(entry.repeats for _, entry in sampled)
   samples = sum(len(event.groups) for event, _ in sampled)
-  free = 'betting' if samples <= _MOST_SAMPLES_FOR_BETTING else 'bernstein'
+  free = distribution_free_estimator(samples)
   accountant = accountant_lib.BayesianAccountant
   panel = functools.partial(accountant, 'panel')
   holder = functools.partial(
@@ -257,51 +263,15 @@ def _claims(
   return claims_lib.report(epsilons, delta, asked_for)
 
 
-def _compose(
-  rounds: Sequence[dp_accounting.DpEvent],
-  accountants: Sequence[Optional[accountant_lib.BayesianAccountant]],
-) -> None:
-  """Composes the rounds with all accountants, many rounds at once."""
-  total = len({id(event) for event in rounds})
-  with progress.bar('Accounting', total, 'round') as bar:
-    for chunk in _chunks(rounds):
-      for accountant in accountants:
-        if accountant is not None:
-          accountant.compose(chunk)
-      bar.update(len(chunk.events))
-
-
-def _chunks(
-  rounds: Sequence[dp_accounting.DpEvent],
-) -> Iterator[dp_accounting.ComposedDpEvent]:
-  """Yields the rounds as composed events, alike ones together."""
-  distinct = {id(event): event for event in rounds}
-  counts = collections.Counter(map(id, rounds))
-  chunk: list[dp_accounting.DpEvent] = []
-  units = 0
-  for key, event in distinct.items():
-    chunk.append(dp_accounting.SelfComposedDpEvent(event, counts[key]))
-    units += _size(event)
-    if units >= _MOST_UNITS_AT_ONCE:
-      yield dp_accounting.ComposedDpEvent(chunk)
-      chunk, units = [], 0
-  if chunk:
-    yield dp_accounting.ComposedDpEvent(chunk)
-
-
-def _size(event: dp_accounting.DpEvent) -> int:
-  """Returns how many units an event measured, at least one."""
-  groups = getattr(event, 'groups', ())
-  return max(1, sum(group.squared_distances.size for group in groups))
-
-
 def _parts(
   rounds: Sequence[dp_accounting.DpEvent],
 ) -> list[tuple[Any, ledger.Entry]]:
   """Returns the rounds as the ledger has them, alike ones together."""
   try:
     return [
-      part for chunk in _chunks(rounds) for part in ledger.rounds_of(chunk)
+      part
+      for chunk in long_runs.chunks(rounds)
+      for part in ledger.rounds_of(chunk)
     ]
   except ledger.UnsupportedPartError as error:
     raise dp_accounting.UnsupportedEventError(str(error)) from error
