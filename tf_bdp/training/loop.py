@@ -234,20 +234,6 @@ def _advanced(
   return progress
 
 
-def _exceeds_dp(
-  plan: plan_lib.Plan,
-  accountants: Mapping[str, accountant_lib.BayesianAccountant],
-) -> bool:
-  """Whether the budget of differential privacy, if there is one, is spent."""
-  budget, unit = plan.accounting.dp_epsilon_budget, plan.mechanism.units[0]
-  if budget is None:
-    return False
-  accountant, delta = accountants[unit], plan.delta_of(unit)
-  # By moments it is never smaller, and quicker.
-  quick = accountant.get_worst_case_epsilon(delta)
-  return quick > budget and accountant.get_dp_epsilon(delta) > budget
-
-
 def _evaluated(
   engine: engines.Engine,
   plan: plan_lib.Plan,
