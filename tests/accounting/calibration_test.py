@@ -10,6 +10,7 @@ import pytest
 
 from tf_bdp.accounting import accountant as accountant_lib
 from tf_bdp.accounting import calibration
+from tf_bdp.accounting import events as events_lib
 
 _DISTANCES = np.random.default_rng(0).beta(1, 6, (5, 100))
 _DELTA = 1e-5
@@ -150,6 +151,16 @@ def test_without_clipping_there_is_no_worst_case():
     ({'distances': [[0.1, 1.2, 0.3]]}, '1 of 3 squared_distances exceed'),
     ({'distances': [[0.1, 0.2]]}, 'at least 3 sampled units'),
     ({'participation_probability': 1.2}, 'between 0 and 1. Found 1.2'),
+    (
+      {'participation_probability': 0.0},
+      'participation_probability must be ab',
+    ),
+    ({'distances': []}, r'\[rounds, units\]. Found shape \(0,\)'),
+    (
+      {'distances': [[0.1, 0.2, 0.3], [0.1] * 4], 'panel': True},
+      'A panel is measured as a whole .* Found rounds of 3 to 4 units',
+    ),
+    ({'worst_case_distance': [1.0, 1.0]}, 'one a round. Found 2 for 1 rounds'),
     ({'worst_case_distance': 0.0}, 'worst_case_distance must be positive'),
   ],
 )
@@ -161,6 +172,39 @@ def test_bad_arguments_are_named(arguments, sentence):
   }
   with pytest.raises(ValueError, match=sentence):
     calibration.events_from_distances(**{**good, **arguments})
+
+
+def test_rounds_of_too_few_units_are_charged_their_worst_case():
+  rounds = calibration.events_from_distances(
+    [[0.1, 0.2, 0.4], [0.3], []], 2.0, 0.3, [1.0, 0.5, 0.0]
+  )
+  assert rounds[0].worst_case_squared_distance == 0.25
+  assert rounds[1] == dp_accounting.PoissonSampledDpEvent(
+    0.3, dp_accounting.GaussianDpEvent(4.0)
+  )
+  assert rounds[2] == dp_accounting.NoOpDpEvent()
+  *_, last = calibration.events_from_distances(
+    [[0.1, 0.2, 0.4], [0.3]], 2.0, 0.3, None
+  )
+  assert last == dp_accounting.NonPrivateDpEvent()
+
+
+def test_a_worst_case_that_is_drawn_is_that_of_every_round():
+  one, other = calibration.events_from_distances(
+    [[0.1, 0.2, 0.4], []], 2.0, 0.3, 1.0, False, [(0.5, 1.0), (0.5, 4.0)]
+  )
+  assert one.worst_case_mixture == ((0.5, 0.25), (0.5, 4.0))
+  assert one.worst_case_squared_distance == 0.25
+  assert other == events_lib.MixedGaussianEvent(one.worst_case_mixture, 0.3)
+
+
+def test_rounds_that_are_alike_are_one_object():
+  row = [0.1, 0.2, 0.4]
+  rounds = calibration.events_from_distances(
+    [row, [0.3] * 3, row, row], 2.0, 0.3, [1.0, 1.0, 1.0, 2.0]
+  )
+  assert rounds[0] is rounds[2]
+  assert len({id(event) for event in rounds}) == 3
 
 
 @pytest.mark.parametrize(

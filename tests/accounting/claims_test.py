@@ -61,3 +61,30 @@ def test_the_table_marks_the_recommended_row():
   lines = claims.format_table(rows).splitlines()
   assert lines[1].split()[:3] == ['dp', '4.000', '1e-05']
   assert lines[2].split()[:3] == ['census*', '2.000', '1e-05']
+
+
+@pytest.mark.parametrize(
+  'epsilons, wanted',
+  [({'dp': 4.0, 'sample': 2.0}, 'sample'), ({'dp': 4.0, 'paper': 1.0}, 'dp')],
+)
+def test_a_claim_that_cannot_be_made_gives_way_to_one_that_can(
+  epsilons, wanted
+):
+  rows = claims.report(epsilons, 1e-5, 'census')
+  (row,) = (row for row in rows if row.recommended)
+  assert row.claim.name == wanted
+  assert row.reason == 'census cannot be claimed from what was measured'
+
+
+def test_no_guarantee_is_no_number_in_json():
+  (row,) = claims.report({'dp': float('inf')}, 1e-5, 'dp')
+  data = json.loads(json.dumps(row.to_dict(), allow_nan=False))
+  assert data['epsilon'] is None
+  assert data['attack_success_bound'] == 1.0
+
+
+def test_claims_speak_of_clients_and_of_examples():
+  words = claims.in_words(claims.CLAIMS['sample'].protects, 'example')
+  assert words.startswith('an example drawn from the population')
+  words = claims.in_words(claims.CLAIMS['each'].protects, 'client')
+  assert words == 'each of the clients that were measured'

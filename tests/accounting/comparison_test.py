@@ -1,5 +1,6 @@
 """Tests of the table of methods."""
 
+import collections
 import functools
 
 import attr
@@ -9,7 +10,7 @@ import pytest
 
 from tests.accounting import builders, oracles
 from tf_bdp.accounting import accountant as accountant_lib
-from tf_bdp.accounting import comparison, events
+from tf_bdp.accounting import chord_table, comparison, events
 
 _DELTA = builders.DELTA
 _METHODS = [
@@ -287,3 +288,107 @@ def test_of_reported_included_rounds_dp_is_at_the_accountants_orders():
   )
   assert pld.epsilon == accountant.get_dp_epsilon(_DELTA) < rdp.epsilon
   assert reported.epsilon == accountant.get_epsilon(_DELTA)
+
+
+# --- Long runs, and rounds of many kinds.
+
+
+def test_rounds_of_one_object_are_those_of_many_equal_ones():
+  rounds = _rounds()
+  again = [attr.evolve(event) for event in rounds] * 5
+  together = comparison.compare(rounds * 5, _DELTA)
+  one_by_one = comparison.compare(
+    [attr.evolve(event) for event in again], _DELTA
+  )
+  for found, wanted in zip(together.rows, one_by_one.rows):
+    assert found.epsilon == pytest.approx(wanted.epsilon, rel=3e-6)
+  for found, wanted in zip(together.claims, one_by_one.claims):
+    assert found.epsilon == pytest.approx(wanted.epsilon, rel=3e-6)
+
+
+def test_the_time_for_equal_rounds_does_not_grow_with_their_number():
+  event = events.BayesianGaussianEvent([1e-6] * 10, 0.1, 1e-5, True)
+  calls = collections.Counter()
+
+  def counted(*arguments):
+    calls['log_moments'] += 1
+    return log_moments(*arguments)
+
+  log_moments = chord_table.log_moments_upper_bound
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(chord_table, 'log_moments_upper_bound', counted)
+    comparison.compare([event] * 100_000, _DELTA)
+  # Once for each method, where rounds one by one would make it 500,000.
+  assert calls['log_moments'] <= 6
+
+
+def test_of_many_kinds_of_rounds_dp_is_the_accountants_own():
+  rounds = [
+    builders.make_event([0.01] * 5, 0.3, 0.2 + 0.01 * t, panel=False)
+    for t in range(20)
+  ]
+  rows = {row.method: row for row in comparison.compare(rounds, _DELTA).rows}
+  worst = [
+    builders.sampled_gaussian(0.3, (0.2 + 0.01 * t) ** -0.5) for t in range(20)
+  ]
+  event = dp_accounting.ComposedDpEvent(worst)
+  orders = [order + 1 for order in accountant_lib.DEFAULT_ORDERS]
+  rdp = dp_accounting.rdp.RdpAccountant(orders).compose(event)
+  pld = dp_accounting.pld.PLDAccountant(
+    value_discretization_interval=1e-3
+  ).compose(event)
+  assert rows['DP, RDP'].epsilon == pytest.approx(
+    rdp.get_epsilon(_DELTA), rel=1e-6
+  )
+  assert rows['DP, PLD'].epsilon == pytest.approx(
+    pld.get_epsilon(_DELTA), rel=2e-3
+  )
+
+
+def _labelled(event):
+  return events.ParallelEvent([event], labels=[7])
+
+
+@pytest.mark.parametrize(
+  'change',
+  [
+    functools.partial(
+      attr.evolve, worst_case_mixture=[(0.5, 0.25), (0.5, 0.01)]
+    ),
+    functools.partial(attr.evolve, inclusion_probability=0.5),
+    _labelled,
+  ],
+  ids=['mixture', 'inclusion', 'labels'],
+)
+@pytest.mark.parametrize('nested', [False, True])
+def test_dp_of_what_dp_accounting_has_no_event_for_is_the_accountants_own(
+  change, nested
+):
+  rounds = [change(attr.evolve(event, panel=False)) for event in _rounds()]
+  accountant = builders.make_accountant(
+    'product', orders=accountant_lib.DEFAULT_ORDERS
+  )
+  accountant.compose(dp_accounting.ComposedDpEvent(rounds))
+  if nested:
+    rounds = [
+      dp_accounting.ComposedDpEvent(rounds[:1]),
+      dp_accounting.SelfComposedDpEvent(
+        dp_accounting.ComposedDpEvent(rounds[1:]), 1
+      ),
+    ]
+  compared = comparison.compare(rounds, _DELTA)
+  rows = {row.method: row for row in compared.rows}
+  rdp, pld = rows['DP, RDP'].epsilon, rows['DP, PLD'].epsilon
+  assert rdp == pytest.approx(accountant.get_worst_case_epsilon(_DELTA))
+  assert pld == pytest.approx(accountant.get_dp_epsilon(_DELTA))
+  assert compared.claims[0].claim.name == 'dp'
+  assert compared.claims[0].epsilon == min(rdp, pld)
+
+
+def test_rounds_of_which_only_the_worst_case_is_known_are_dp_alone():
+  rounds = [builders.sampled_gaussian(0.1, 2.0)] * 4
+  (row,) = comparison.compare(rounds, _DELTA).claims
+  assert row.claim.name == 'dp'
+  assert row.epsilon == pytest.approx(min(_dp_epsilons(0.1, 2.0, 4)), rel=1e-3)
+  assert row.recommended
+  assert row.reason == 'sample cannot be claimed from what was measured'

@@ -1,5 +1,6 @@
 """Tests of the files of recorded distances."""
 
+import json
 import os
 import pathlib
 
@@ -91,7 +92,7 @@ def test_a_missing_file_is_named(tmp_path, name):
 
 def test_other_files_are_refused(tmp_path):
   path = _write(tmp_path, '0.1', 'distances.txt')
-  with pytest.raises(ValueError, match=r'ends in .npz or .csv. Found'):
+  with pytest.raises(ValueError, match=r'ends in .npz, .json or .csv. F'):
     recorded_distances.load(path)
   with pytest.raises(ValueError, match=r'ends in .npz. Found'):
     recorded_distances.save(path, _DISTANCES, True)
@@ -159,4 +160,99 @@ def test_a_file_that_only_is_called_npz_is_refused(tmp_path, contents):
     recorded_distances.save(path, _DISTANCES, True)
     path.write_bytes(path.read_bytes()[:-40])
   with pytest.raises(ValueError):
+    recorded_distances.load(path)
+
+
+# --- Rounds of different numbers of units.
+
+_RAGGED = [np.array([0.1, 0.2, 0.3]), np.zeros(0), np.array([0.5])]
+
+
+def test_rounds_of_any_length_are_loaded_as_they_were_saved(tmp_path):
+  path = tmp_path / 'distances.npz'
+  recorded_distances.save(path, _RAGGED, False, [1.0, 0.5, 1.0])
+  loaded = recorded_distances.load(path)
+  for found, wanted in zip(loaded.distances, _RAGGED):
+    np.testing.assert_array_equal(found, wanted)
+  assert len(loaded.distances) == 3
+  np.testing.assert_array_equal(loaded.worst_case_distances, [1.0, 0.5, 1.0])
+
+
+def test_what_is_said_of_the_worst_case_and_of_everybody_is_kept(tmp_path):
+  path = tmp_path / 'distances.npz'
+  mixture = [(0.25, 0.5), (0.75, 1.0)]
+  recorded_distances.save(
+    path, _DISTANCES, True, population=True, worst_case_mixture=mixture
+  )
+  loaded = recorded_distances.load(path)
+  assert loaded.population is True
+  np.testing.assert_array_equal(loaded.worst_case_mixture, mixture)
+  np.savez(path, distances=_DISTANCES)
+  loaded = recorded_distances.load(path)
+  assert loaded.population is False
+  assert loaded.worst_case_mixture is None
+
+
+def test_a_json_file_holds_lists_of_any_length(tmp_path):
+  contents = {
+    'distances': [[0.1, 0.2, 1], [], [0.5]],
+    'worst_case_distances': [1, 1, 2],
+  }
+  path = _write(tmp_path, json.dumps(contents), 'distances.json')
+  loaded = recorded_distances.load(path)
+  assert [row.tolist() for row in loaded.distances] == contents['distances']
+  assert loaded.worst_case_distances.tolist() == [1, 1, 2]
+  assert loaded.panel is False
+  contents = {'distances': [[0.1, 0.2], [0.3, 0.4]], 'panel': True}
+  path = _write(tmp_path, json.dumps(contents), 'distances.json')
+  loaded = recorded_distances.load(path)
+  np.testing.assert_array_equal(loaded.distances, contents['distances'])
+  assert loaded.panel is True
+
+
+@pytest.mark.parametrize(
+  'text, sentence',
+  [
+    ('', 'is not a .json file'),
+    ('[[0.1]]', 'it holds no object'),
+    ('{"norms": [[0.1]]}', r"Found \['norms'\]"),
+    ('{"distances": 0.1}', 'no list of lists'),
+    ('{"distances": [0.1, 0.2]}', 'must be numbers of shape'),
+    ('{"distances": [["a"]]}', 'must be numbers of shape'),
+    ('{"distances": [[[0.1]]]}', 'must be numbers of shape'),
+    ('{"distances": [[0.1, [0.2]]]}', 'is not a .json file'),
+    ('{"distances": [[], []]}', 'holds no distances'),
+    ('{"distances": []}', 'holds no distances'),
+    ('{"distances": [[0.1]], "panel": "yes"}', 'must be true or false'),
+    ('{"distances": [[0.1]], "worst_case_distances": [1, 2]}', 'a round'),
+    ('{"distances": [[0.1]], "worst_case_mixture": [1]}', 'must be pairs'),
+  ],
+)
+def test_a_json_file_that_is_not_one_of_distances_is_refused(
+  tmp_path, text, sentence
+):
+  with pytest.raises(ValueError, match=sentence):
+    recorded_distances.load(_write(tmp_path, text, 'distances.json'))
+
+
+@pytest.mark.parametrize(
+  'lengths', [[2, 2], [-1, 4], [1.5, 1.5], [[3]], [True, False]]
+)
+def test_lengths_that_are_not_those_of_the_rows_are_refused(tmp_path, lengths):
+  path = tmp_path / 'distances.npz'
+  np.savez(path, distances=np.ones(3), row_lengths=np.array(lengths))
+  with pytest.raises(
+    ValueError, match=r"'row_lengths' in .* must say how many"
+  ):
+    recorded_distances.load(path)
+
+
+def test_a_file_whose_contents_are_damaged_is_refused(tmp_path):
+  path = tmp_path / 'distances.npz'
+  recorded_distances.save(path, np.random.default_rng(0).random((50, 50)), True)
+  contents = bytearray(path.read_bytes())
+  place = contents.index(b'distances.npy') + 400
+  contents[place : place + 64] = bytes(64)
+  path.write_bytes(contents)
+  with pytest.raises(ValueError, match=r'is not an .npz file'):
     recorded_distances.load(path)

@@ -4,6 +4,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +13,9 @@ from tf_bdp.accounting import recorded_distances
 
 _PRIVACY = 'compute_bdp_privacy'
 _NOISE = 'compute_noise_from_bdp_budget'
+
+
+_GOOD = ('--distances=0.1,0.1,0.1', '--rounds=3')
 
 
 def _run(command, *flags):
@@ -40,7 +44,12 @@ def test_privacy_command_prints_a_statement(file):
     '--delta=1e-4',
   )
   assert result.returncode == 0, result.stderr
-  assert 'Epsilon, panel' in result.stdout
+  assert result.stdout.startswith('Client-level privacy: epsilon = ')
+  assert "claim 'sample'" in result.stdout
+  assert '\nsample*  ' in result.stdout
+  assert '\ncensus' not in result.stdout
+  assert 'BDP, panel' in result.stdout
+  assert not result.stderr  # No bar where nobody watches.
 
 
 def test_csv_file_is_the_npz_file_once_it_is_called_a_panel(file):
@@ -77,10 +86,82 @@ def test_noise_command_keeps_the_budget_it_was_given(file):
   assert result.returncode == 0, result.stderr
   noise = json.loads(result.stdout)
   assert noise['retrospective'] is True
-  multiplier = noise['noise_multipliers']['BDP, panel']
+  multiplier = noise['noise_multipliers']['sample']
   report = _run(_PRIVACY, *common, f'--noise_multiplier={multiplier!r}')
-  rows = {row['method']: row for row in json.loads(report.stdout)['rows']}
-  assert 1.2 < rows['BDP, panel']['epsilon'] <= 1.5
+  claims = {row['claim']: row for row in json.loads(report.stdout)['claims']}
+  assert 1.49 < claims['sample']['epsilon'] <= 1.5
+
+
+def test_a_panel_that_is_everybody_is_a_census(file):
+  common = (
+    f'--distances_file={file}',
+    '--noise_multiplier=1.0',
+    '--participation_probability=0.1',
+    '--format=json',
+  )
+  sample, census = (
+    json.loads(_run(_PRIVACY, *common, flag).stdout)['claims']
+    for flag in ('--nopopulation', '--population')
+  )
+  assert [row['claim'] for row in sample] == ['dp', 'sample', 'paper']
+  assert [row['claim'] for row in census] == [
+    *('dp', 'each', 'census', 'sample', 'paper'),
+  ]
+  (chosen,) = (row for row in census if row['recommended'])
+  assert chosen['claim'] == 'census'
+  assert chosen['reason'] == 'asked for; dp and each cost more epsilon'
+  assert 0.5 < chosen['attack_success_bound'] < 1
+  for row in census:
+    for key in ('protects', 'against', 'needs', 'rests_on'):
+      assert row[key]
+
+
+def test_participants_of_any_number_can_be_accounted_for(tmp_path):
+  rng = np.random.default_rng(0)
+  rows = [0.05 * rng.random(n) for n in (40, 0, 55, 2, 48, 60)]
+  path = tmp_path / 'distances.npz'
+  recorded_distances.save(path, rows, panel=False)
+  text = json.dumps({'distances': [row.tolist() for row in rows]})
+  (tmp_path / 'distances.json').write_text(text)
+  common = ('--participation_probability=0.1', '--format=json')
+  reports = [
+    _run(
+      _PRIVACY,
+      f'--distances_file={tmp_path / name}',
+      '--noise_multiplier=1',
+      *common,
+    )
+    for name in ('distances.npz', 'distances.json')
+  ]
+  assert reports[0].stdout == reports[1].stdout, reports[0].stderr
+  report = json.loads(reports[0].stdout)
+  assert (report['rounds'], report['units'], report['panel']) == (6, 40, False)
+  noise = _run(_NOISE, f'--distances_file={path}', '--epsilon=3', *common)
+  assert json.loads(noise.stdout)['rounds'] == 6, noise.stderr
+  panel = _run(
+    _PRIVACY,
+    f'--distances_file={path}',
+    '--panel',
+    '--noise_multiplier=1',
+    *common,
+  )
+  assert panel.stderr == (
+    'Error: A panel is measured as a whole in every round. Found rounds of 0 '
+    'to 60 units; if they are those that took part, they are no panel.\n'
+  )
+
+
+def test_a_hundred_thousand_equal_rounds_are_no_more_work_than_one():
+  flags = ['--distances=0.1,0.2,0.3,0.4', '--noise_multiplier=50']
+  flags += ['--participation_probability=0.01', '--format=json']
+  seconds = []
+  for rounds in (1000, 100_000):
+    start = time.perf_counter()
+    result = _run(_PRIVACY, *flags, f'--rounds={rounds}')
+    seconds.append(time.perf_counter() - start)
+    assert json.loads(result.stdout)['rounds'] == rounds, result.stderr
+  # One by one they would take a minute; here it is reading them.
+  assert seconds[1] < seconds[0] + 20
 
 
 @pytest.mark.parametrize(
@@ -91,6 +172,18 @@ def test_noise_command_keeps_the_budget_it_was_given(file):
     (['--distances=1,x', '--rounds=1'], '--distances must be numbers'),
     (['--distances_file=no.npz'], 'There is no file of distances at no.npz.'),
     (['--distances=0.1,0.1', '--rounds=3'], 'at least 3 sampled units'),
+    (['--distances=0.1,nan,1', '--rounds=3'], 'Found 1 NaN of 3'),
+    (['--distances=', '--rounds=3'], 'at least 3 sampled units. Found 0'),
+    (
+      [*_GOOD, '--participation_probability=0'],
+      'participation_probability must be above 0',
+    ),
+    ([*_GOOD, '--participation_probability=nan'], 'between 0 and 1. Found nan'),
+    ([*_GOOD, '--noise_multiplier=0'], 'noise_multiplier must be positive'),
+    ([*_GOOD, '--delta=0'], 'delta must be above 0 and below 1'),
+    ([*_GOOD, '--worst_case_distance=0'], '--worst_case_distance must be pos'),
+    ([*_GOOD, '--nopanel', '--population'], 'the units are no panel'),
+    (['--distances=0.1,0.1,0.1', '--rounds=9999999'], 'at most 1,000,000'),
     (['--distances=0.1,0.1,0.1', '--rounds=0'], '--rounds must be positive'),
     (['--distances=0.1,0.1,5', '--rounds=3'], 'exceed worst_case'),
     (['--sampling=none'], '--sampling=none: value should be one of'),

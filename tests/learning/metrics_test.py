@@ -11,7 +11,7 @@ import tensorflow_federated as tff
 from tests.mechanisms import builders
 from tf_bdp import aggregators, engines, learning
 from tf_bdp.accounting import accountant as accountant_lib
-from tf_bdp.accounting import events
+from tf_bdp.accounting import events, privacy_report, recorded_distances
 from tf_bdp.aggregators import cost_reports, runtime
 from tf_bdp.learning import instance_processes, losses
 from tf_bdp.mechanisms import client
@@ -282,3 +282,59 @@ def test_metrics_of_tffs_own_private_aggregator_are_refused():
   metrics = {'distributor': (), 'aggregator': output.measurements}
   with pytest.raises(ValueError, match='ClientPrivacyFactory'):
     learning.events_from_metrics(metrics, _mechanism('mean'))
+
+
+def _ragged_metrics(kind):
+  """Three rounds of a TFF aggregator: of five, of four and of two clients."""
+  factory = aggregators.ClientPrivacyFactory(_mechanism(kind))
+  process = factory.create(tff.types.to_type((tf.float32, [2])), _WEIGHT)
+  generator = np.random.default_rng(0)
+  state, rounds = process.initialize(), []
+  for participants in (5, 4, 2):
+    values = list(0.2 * generator.normal(size=(participants, 2)).astype('f4'))
+    output = process.next(state, values, [1.0] * participants)
+    state = output.state
+    rounds.append({'aggregator': output.measurements})
+  return rounds
+
+
+_WEIGHT = tff.types.to_type(tf.float32)
+
+
+@pytest.mark.parametrize('kind', client.KINDS)
+def test_saved_distances_give_the_figures_of_the_events(tmp_path, kind):
+  mechanism, rounds = _mechanism(kind), _ragged_metrics(kind)
+  path = tmp_path / 'distances.npz'
+  learning.save_distances(path, rounds, mechanism)
+  recorded = recorded_distances.load(path)
+  assert [row.size for row in recorded.distances] == [5, 4, 0]
+  assert not recorded.panel
+  common = {
+    'noise_multiplier': mechanism.noise_multiplier,
+    'participation_probability': mechanism.participation_probability,
+    'delta': _DELTA,
+  }
+  of_file = privacy_report.PrivacyReport.from_distances(
+    recorded.distances,
+    worst_case_distance=recorded.worst_case_distances,
+    worst_case_mixture=recorded.worst_case_mixture,
+    mechanism=kind,
+    **common,
+  )
+  of_events = privacy_report.PrivacyReport.from_events(
+    [learning.events_from_metrics(m, mechanism)['client'] for m in rounds],
+    worst_case_distance=of_file.worst_case_distance,
+    mechanism=kind,
+    unit='client',
+    sampling='poisson',
+    **common,
+  )
+  for found, wanted in zip(of_file.claims, of_events.claims):
+    assert found.epsilon == pytest.approx(wanted.epsilon, rel=1e-9)
+    assert 0 < found.epsilon < np.inf
+
+
+def test_distances_of_examples_are_not_saved(tmp_path):
+  mechanism = _mechanism('instance_parallel')
+  with pytest.raises(ValueError, match=r'protected by noise of the server'):
+    learning.save_distances(tmp_path / 'distances.npz', [], mechanism)

@@ -216,6 +216,12 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       count_orders=False,
     )
 
+  def as_in_the_paper(self) -> 'BayesianAccountant':
+    """Returns the paper's account of the same rounds; of exact ones only."""
+    if self._paper is None:
+      raise ValueError('Only exact accountants keep the account of the paper.')
+    return self._paper_so_far()
+
   @property
   def settings(self) -> dict[str, Any]:
     """The constructor's arguments, as plain data."""

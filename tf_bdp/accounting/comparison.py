@@ -3,7 +3,7 @@
 import collections
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 import dp_accounting
@@ -11,7 +11,7 @@ import dp_accounting
 from tf_bdp import validation
 from tf_bdp.accounting import accountant as accountant_lib
 from tf_bdp.accounting import claims as claims_lib
-from tf_bdp.accounting import events, ledger
+from tf_bdp.accounting import events, ledger, long_runs
 
 # A privacy loss distribution takes memory and time in proportion to ε over the
 # steps of its grid. Coarser steps are used for larger ε, which errs on the safe
@@ -23,9 +23,6 @@ _MOST_SAMPLES_FOR_BETTING = 1000
 # dp_accounting takes a second for each kind of round; with more of them, the
 # figures of DP are the accountant's own.
 _MOST_KINDS_FOR_DP_ACCOUNTING = 16
-# Units whose costs are computed together: many at once are faster, and memory
-# does not grow with the number of rounds.
-_MOST_UNITS_AT_ONCE = 2**14
 
 
 class Row(NamedTuple):
@@ -99,8 +96,11 @@ def compare(
   is_panel = bool(sampled) and all(event.panel for event, _ in sampled)
   methods = _methods(sampled, is_panel, _is_clipped(parts))
   exact = accountant_lib.BayesianAccountant('panel') if is_panel else None
-  accountants = [method.accountant for method in methods if method.accountant]
-  _compose(rounds, accountants if exact is None else [*accountants, exact])
+  if exact is not None:  # It keeps the paper's account as well.
+    methods[0] = methods[0]._replace(accountant=exact)
+  long_runs.compose(rounds, [method.accountant for method in methods])
+  if exact is not None:
+    methods[0] = methods[0]._replace(accountant=exact.as_in_the_paper())
 
   rows = {method.name: method.row(delta) for method in methods}
   holder = next(m.accountant for m in methods if m.name == 'BDP, holder')
@@ -161,6 +161,15 @@ def compare_reported(
   )
 
 
+def distribution_free_estimator(samples: int) -> str:
+  """Returns which estimator bounds the costs of any distribution.
+
+  Args:
+    samples: Of how many samples a bound is taken.
+  """
+  return 'betting' if samples <= _MOST_SAMPLES_FOR_BETTING else 'bernstein'
+
+
 class _Method(NamedTuple):
   """A row to be: its accountant, or the reason why there is none."""
 
@@ -188,7 +197,7 @@ def _methods(
   """Returns the ways to account for rounds by moments."""
   total_rounds = sum(entry.repeats for _, entry in sampled)
   samples = sum(len(event.groups) for event, _ in sampled)
-  free = 'betting' if samples <= _MOST_SAMPLES_FOR_BETTING else 'bernstein'
+  free = distribution_free_estimator(samples)
   accountant = accountant_lib.BayesianAccountant
   panel = functools.partial(accountant, 'panel')
   holder = functools.partial(
@@ -239,10 +248,13 @@ def _claims(
   validation.check_choice('asked_for', asked_for, tuple(claims_lib.CLAIMS))
   known = [row.epsilon for row in dp_rows if row.epsilon is not None]
   # All of them are upper bounds of the same.
-  dp = min([epsilons['dp'], *known])
+  own = epsilons['dp']
+  dp = min([own, *known])
   epsilons = {**epsilons, 'dp': dp}
-  for name in ('each', 'census'):  # They follow from DP at the same δ.
-    if name in epsilons:
+  for name in ('each', 'census'):
+    # They follow from DP at the same δ, unless DP is about a worst case that
+    # is drawn and they are about the one that was.
+    if name in epsilons and epsilons[name] <= own:
       epsilons[name] = min(epsilons[name], dp)
   if filter_epsilon is not None:
     epsilons['filter'] = validation.check_positive(
@@ -251,47 +263,15 @@ def _claims(
   return claims_lib.report(epsilons, delta, asked_for)
 
 
-def _compose(
-  rounds: Sequence[dp_accounting.DpEvent],
-  accountants: Sequence[accountant_lib.BayesianAccountant],
-) -> None:
-  """Composes the rounds with all accountants, many rounds at once."""
-  for chunk in _chunks(rounds):
-    for accountant in accountants:
-      accountant.compose(chunk)
-
-
-def _chunks(
-  rounds: Sequence[dp_accounting.DpEvent],
-) -> Iterator[dp_accounting.DpEvent]:
-  """Yields the rounds as composed events, alike ones together."""
-  distinct = {id(event): event for event in rounds}
-  counts = collections.Counter(map(id, rounds))
-  chunk: list[dp_accounting.DpEvent] = []
-  units = 0
-  for key, event in distinct.items():
-    chunk.append(dp_accounting.SelfComposedDpEvent(event, counts[key]))
-    units += _size(event)
-    if units >= _MOST_UNITS_AT_ONCE:
-      yield dp_accounting.ComposedDpEvent(chunk)
-      chunk, units = [], 0
-  if chunk:
-    yield dp_accounting.ComposedDpEvent(chunk)
-
-
-def _size(event: dp_accounting.DpEvent) -> int:
-  """Returns how many units an event measured, at least one."""
-  groups = getattr(event, 'groups', ())
-  return max(1, sum(group.squared_distances.size for group in groups))
-
-
 def _parts(
   rounds: Sequence[dp_accounting.DpEvent],
 ) -> list[tuple[Any, ledger.Entry]]:
   """Returns the rounds as the ledger has them, alike ones together."""
   try:
     return [
-      part for chunk in _chunks(rounds) for part in ledger.rounds_of(chunk)
+      part
+      for chunk in long_runs.chunks(rounds)
+      for part in ledger.rounds_of(chunk)
     ]
   except ledger.UnsupportedPartError as error:
     raise dp_accounting.UnsupportedEventError(str(error)) from error
@@ -315,17 +295,24 @@ def _compared(row: Row, dp_rows: Sequence[Row]) -> Row:
   return row._replace(assumption='as DP, but for the delta kept for bounds')
 
 
-def _has_mixture(event: dp_accounting.DpEvent) -> bool:
-  """Returns whether the worst case of any round is drawn."""
+def _is_ours_alone(event: dp_accounting.DpEvent) -> bool:
+  """Returns whether dp_accounting has no event for the same.
+
+  Such as for a worst case that is drawn, for groups that take part with a
+  chance, and for groups that come and go.
+  """
   if isinstance(event, dp_accounting.ComposedDpEvent):
-    return any(map(_has_mixture, event.events))
+    return any(map(_is_ours_alone, event.events))
   if isinstance(event, dp_accounting.SelfComposedDpEvent):
-    return _has_mixture(event.event)
+    return _is_ours_alone(event.event)
   if isinstance(event, events.ParallelEvent):
-    return any(map(_has_mixture, event.groups))
+    return event.labels is not None or any(map(_is_ours_alone, event.groups))
   if isinstance(event, events.MixedGaussianEvent):
     return True
-  return getattr(event, 'worst_case_mixture', None) is not None
+  return (
+    getattr(event, 'worst_case_mixture', None) is not None
+    or getattr(event, 'inclusion_probability', 1.0) < 1
+  )
 
 
 def _grouped(parts: Sequence[tuple[Any, ledger.Entry]]) -> list[ledger.Entry]:
@@ -353,10 +340,8 @@ def _dp_rows(
       for method in ('DP, RDP', 'DP, PLD')
     ]
   entries = _grouped(parts)
-  if (
-    len(entries) > _MOST_KINDS_FOR_DP_ACCOUNTING
-    or any(entry.inclusion_probability < 1 for _, entry in parts)
-    or any(_has_mixture(event) for event in {id(e): e for e in rounds}.values())
+  if len(entries) > _MOST_KINDS_FOR_DP_ACCOUNTING or any(
+    _is_ours_alone(e) for e in {id(e): e for e in rounds}.values()
   ):
     rdp = accountant.get_worst_case_epsilon(delta)
     pld = accountant.get_dp_epsilon(delta)

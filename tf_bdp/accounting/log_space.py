@@ -32,6 +32,8 @@ def included(costs: Any, probability: Any) -> Any:
   """
   xp = array_namespace.of(costs, probability)
   costs = xp.float64(costs)
+  if isinstance(probability, float) and probability == 1:
+    return costs  # The common case, for which long ledgers do not pay.
   with np.errstate(divide='ignore', invalid='ignore'):
     log_excess = xp.log(xp.float64(probability)) + log_expm1(costs)
     # Rounding is upwards. Nothing is gained where the inclusion is certain.

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import dp_accounting
 import numpy as np
@@ -93,7 +93,7 @@ class PrivacyReport:
   @classmethod
   def from_distances(
     cls,
-    distances: np.ndarray,
+    distances: Union[npt.ArrayLike, Sequence[npt.ArrayLike]],
     *,
     noise_multiplier: float,
     participation_probability: float,
@@ -106,12 +106,14 @@ class PrivacyReport:
     neighboring_relation: dp_accounting.NeighboringRelation = _ADD_OR_REMOVE,
     population: bool = False,
     asked_for: Optional[str] = None,
+    worst_case_mixture: Optional[npt.ArrayLike] = None,
   ) -> 'PrivacyReport':
     """Accounts for recorded distances.
 
     Args:
       distances: ‖Δ‖ of every round and sampled unit, in units of the clip norm:
-        an array [rounds, units].
+        an array [rounds, units], or a list of arrays, one a round, that may
+        differ in length.
       noise_multiplier: As the attribute, like what is not described here.
       participation_probability: q.
       delta: δ.
@@ -124,6 +126,8 @@ class PrivacyReport:
       neighboring_relation: ADD_OR_REMOVE_ONE or REPLACE_SPECIAL.
       population: Whether the panel is everybody.
       asked_for: The claim that is wanted; see `comparison.compare`.
+      worst_case_mixture: Where the worst case of a round is drawn, pairs of a
+        probability and a distance in units of the clip norm.
 
     Returns:
       The report.
@@ -134,6 +138,7 @@ class PrivacyReport:
       participation_probability,
       worst_case_distance,
       panel,
+      worst_case_mixture,
     )
     return cls.from_events(
       rounds,
@@ -193,6 +198,7 @@ class PrivacyReport:
       The report.
     """
     validation.check_choice('mechanism', mechanism, tuple(_MECHANISMS))
+    validation.check_choice('unit', unit, ('client', 'example'))
     validation.check_choice('sampling', sampling, tuple(_SAMPLINGS))
     if neighboring_relation not in _ADJACENCIES:
       raise ValueError(
@@ -380,7 +386,12 @@ class PrivacyReport:
         f'    {finding.check + ":":<18}{finding.verdict} ({figures})'
       )
     if applicability.worst_verdict(self.findings) != 'ok':
-      lines.append('Where a verdict is not ok, rely on the DP figures.')
+      lines.append(
+        paragraph(
+          "Where a verdict is not ok, what 'sample' and 'paper' say of a "
+          'population may be empty: rely on the DP figures.'
+        )
+      )
     return '\n'.join(lines)
 
 

@@ -1,19 +1,21 @@
 """The flags that the commands share: which run, and how to print the report."""
 
 import json
+from collections.abc import Sequence
 from typing import Any, Optional, Protocol
 
 import numpy as np
 from absl import flags
 
+from tf_bdp import validation
 from tf_bdp.accounting import recorded_distances
 
 _DISTANCES_FILE = flags.DEFINE_string(
   'distances_file',
   None,
-  'File of recorded distances in units of the clip norm: .npz with an array '
-  '"distances" [rounds, units] and optionally "panel", or .csv with one row a '
-  'round.',
+  'File of recorded distances in units of the clip norm: .npz or .json, as '
+  'tf_bdp.accounting.recorded_distances.load describes them, or .csv with one '
+  'row a round.',
 )
 _DISTANCES = flags.DEFINE_list(
   'distances',
@@ -32,6 +34,12 @@ _PANEL = flags.DEFINE_bool(
   None,
   'Whether the columns are the same units in every round. By default what the '
   'file says; a .csv file does not say, and is taken not to be a panel.',
+)
+_POPULATION = flags.DEFINE_bool(
+  'population',
+  None,
+  'Whether the panel is everybody, not a sample: then the claims "census" and '
+  '"each" are made as well. By default what the file says, else not.',
 )
 _PARTICIPATION_PROBABILITY = flags.DEFINE_float(
   'participation_probability',
@@ -63,6 +71,10 @@ _FORMAT = flags.DEFINE_enum(
 )
 
 
+# More would be a list too long for memory.
+_MOST_ROUNDS = 1_000_000
+
+
 class Report(Protocol):
   """What the commands print."""
 
@@ -84,7 +96,9 @@ def arguments() -> dict[str, Any]:
   return {
     'distances': recorded.distances,
     'worst_case_distance': recorded.worst_case_distances,
+    'worst_case_mixture': recorded.worst_case_mixture,
     'panel': recorded.panel,
+    'population': recorded.population,
     'participation_probability': _PARTICIPATION_PROBABILITY.value,
     'delta': _DELTA.value,
     'unit': _UNIT.value,
@@ -104,21 +118,32 @@ def _recorded() -> recorded_distances.RecordedDistances:
   if (_DISTANCES_FILE.value is None) == (_DISTANCES.value is None):
     raise ValueError('Give either --distances_file or --distances.')
   if _DISTANCES_FILE.value is not None:
-    distances, panel, worst = recorded_distances.load(_DISTANCES_FILE.value)
+    recorded = recorded_distances.load(_DISTANCES_FILE.value)
   else:
     # The same distances in every round: everybody stays where they are.
-    distances, panel, worst = _numbers(_DISTANCES.value)[np.newaxis], True, None
+    distances = _numbers(_DISTANCES.value)[np.newaxis]
+    recorded = recorded_distances.RecordedDistances(distances, panel=True)
     if _ROUNDS.value is None:
       raise ValueError('--distances needs --rounds.')
-  if _PANEL.value is not None:
-    panel = _PANEL.value
-  distances = _repeat(distances, _ROUNDS.value)
+  panel = recorded.panel if _PANEL.value is None else _PANEL.value
+  population = recorded.population and panel
+  if _POPULATION.value is not None:
+    population = _POPULATION.value
+  if population and not panel:
+    raise ValueError(
+      '--population says that the panel is everybody, and the units are no '
+      'panel. If column i is the same unit in every round, add --panel.'
+    )
+  rows = _repeat(recorded.distances, _ROUNDS.value)
+  worst, mixture = recorded.worst_case_distances, recorded.worst_case_mixture
   if _WORST_CASE_DISTANCE.value is not None:
-    worst = np.array(_WORST_CASE_DISTANCE.value)
+    worst, mixture = np.array(_WORST_CASE_DISTANCE.value), None
   elif worst is None:
     worst = np.array({'sum': 1.0, 'mean': 2.0}[MECHANISM.value])
+  if worst.ndim == 0:
+    validation.check_positive('--worst_case_distance', float(worst))
   return recorded_distances.RecordedDistances(
-    distances, panel, np.broadcast_to(worst, len(distances))
+    rows, panel, np.broadcast_to(worst, len(rows)), population, mixture
   )
 
 
@@ -129,14 +154,20 @@ def _numbers(words: list[str]) -> np.ndarray:
     raise ValueError(f'--distances must be numbers: {error}.') from error
 
 
-def _repeat(distances: np.ndarray, rounds: Optional[int]) -> np.ndarray:
-  if rounds is None or rounds == len(distances):
-    return distances
-  if rounds < 1:
-    raise ValueError(f'--rounds must be positive. Found {rounds}.')
-  if len(distances) > 1:
+def _repeat(
+  rows: recorded_distances.Rows, rounds: Optional[int]
+) -> Sequence[np.ndarray]:
+  """Returns the rows of all rounds; a single one stands for each of them."""
+  rows = list(rows)
+  if rounds is None or rounds == len(rows):
+    return rows
+  if not 1 <= rounds <= _MOST_ROUNDS:
     raise ValueError(
-      f'--rounds={rounds}, but the file has {len(distances)} rounds. Leave '
+      f'--rounds must be positive and at most {_MOST_ROUNDS:,}. Found {rounds}.'
+    )
+  if len(rows) > 1:
+    raise ValueError(
+      f'--rounds={rounds}, but the file has {len(rows)} rounds. Leave '
       '--rounds out, or give one row for all rounds.'
     )
-  return np.broadcast_to(distances, (rounds, distances.shape[1]))
+  return rows * rounds

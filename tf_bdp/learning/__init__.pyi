@@ -6,6 +6,7 @@ from .instance_processes import build_private_process as build_private_process
 from .instance_processes import part_dataset as part_dataset
 from .metrics import events_from_metrics as events_from_metrics
 from .metrics import measurements_from_metrics as measurements_from_metrics
+from .metrics import save_distances as save_distances
 from .processes import build_fed_avg as build_fed_avg
 from .processes import build_fed_sgd as build_fed_sgd
 from .processes import build_panel_measurement as build_panel_measurement
