@@ -159,27 +159,42 @@ def test_the_saved_model_has_the_accuracy_of_the_last_row(of_clients):
   assert accuracy == pytest.approx(float(last['accuracy']))
 
 
-def test_the_command_gives_the_statement_of_the_report(of_clients):
+def _command(directory):
+  """Runs the command on a run's distances; returns its claims by name."""
   output = subprocess.check_output(
     [
       *(sys.executable, '-m', 'tf_bdp.analysis.compute_bdp_privacy'),
-      f'--distances_file={of_clients / "distances.npz"}',
+      f'--distances_file={directory / "distances.npz"}',
       *('--noise_multiplier=20', '--participation_probability=0.5'),
-      *('--delta=1e-3', '--mechanism=mean'),
+      *('--delta=1e-3', '--mechanism=mean', '--format=json'),
     ],
     text=True,
   )
-  lines = (of_clients / 'statement.txt').read_text().splitlines()
-  epsilons = [line for line in lines if line.startswith('    Epsilon')]
-  assert len(epsilons) == 7
-  assert [x for x in output.splitlines() if 'Epsilon,' in x] == epsilons
+  return {row['claim']: row for row in json.loads(output)['claims']}
+
+
+def _claims(directory):
+  report = json.loads((directory / 'privacy.json').read_text())['client']
+  return {row['claim']: row for row in report['claims']}
+
+
+def test_the_command_makes_the_claims_of_the_report(of_clients):
+  found, wanted = _command(of_clients), _claims(of_clients)
+  assert list(found) == ['dp', 'each', 'census', 'sample', 'paper']
+  assert found.keys() == wanted.keys()
+  for name, row in found.items():
+    assert row['epsilon'] == pytest.approx(wanted[name]['epsilon'], rel=1e-3)
+    assert row['recommended'] == wanted[name]['recommended']
 
 
 def test_distances_of_clients_that_are_no_panel_are_not_saved_as_one(tmp_path):
   result = _train(tmp_path, *_flags('client'), '--rounds=1', '--panel_size=0')
   assert result.code == 0, result.errors
   assert (tmp_path / 'report.html').exists()
-  assert not (tmp_path / 'distances.npz').exists()
+  found, wanted = _command(tmp_path), _claims(tmp_path)
+  assert list(found) == list(wanted) == ['dp', 'sample', 'paper']
+  for name, row in found.items():
+    assert row['epsilon'] == pytest.approx(wanted[name]['epsilon'], rel=1e-3)
 
 
 # Runs that go on.
