@@ -217,6 +217,7 @@ def _curves(
     mechanism.cost_count(unit, plan.schedule.rounds, plan.client_count),
     mechanism.paper_dp_event(),
     plan.is_panel(unit),
+    plan.measures_everybody(unit),
   )
   # JSON has no infinity.
   return {

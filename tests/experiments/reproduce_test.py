@@ -113,8 +113,16 @@ def test_the_page_shows_what_the_file_of_a_table_says(places, tmp_path, table):
   assert float(row['setting_delta']) == cell.delta
   for method in ('dp_paper', 'dp_mechanism'):
     assert float(row[f'{method}_budget']) == cell.dp_epsilon
-  for method in ('bdp_paper', 'bdp_panel', 'bdp_distribution_free'):
+  assert float(row['dp_budget']) == cell.dp_epsilon
+  claimed = ('sample', 'census', 'each')
+  for method in ('bdp_paper', 'bdp_panel', 'bdp_distribution_free', *claimed):
     assert float(row[f'{method}_budget']) == cell.bdp_epsilon
+  # Exact figures are never above those by moments.
+  final = {
+    name: float(row[f'{name}_final_epsilon']) for name in ('dp', *claimed)
+  }
+  assert final['census'] <= final['each'] <= final['dp']
+  assert final['dp'] <= float(row['dp_mechanism_final_epsilon'])
   page = results_page.write(tmp_path).read_text()
   lines = [line for line in page.splitlines() if line.startswith('| 100 |')]
   for method, title in epsilon_curves.METHODS.items():

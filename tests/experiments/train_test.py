@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -81,6 +82,7 @@ def test_the_report_directory_has_all_that_was_promised(runs, level):
   directory, printed = runs[level]
   for name in (
     *('statement.txt', 'settings.json', 'metrics.csv', 'report.html'),
+    *('privacy.json', 'PRIVATE.txt'),
     *('epsilon_over_rounds.png', 'accuracy_over_epsilon.png', 'distances.png'),
     *('checkpoint.npz', 'model/saved_model.pb', 'tensorboard'),
   ):
@@ -89,9 +91,11 @@ def test_the_report_directory_has_all_that_was_promised(runs, level):
   settings = json.loads((directory / 'settings.json').read_text())
   assert (settings['level'], settings['clients']) == (level, 12)
   assert f'Report: {directory / "report.html"}' in printed
-  for method in ('DP, RDP', 'DP, PLD', 'BDP, distribution-free'):
-    assert method in printed
-  assert ('BDP, panel' in printed) or level != 'client'
+  for claim in ('dp', 'sample', 'paper'):
+    assert re.search(rf'^{claim}[* ]', printed, re.M)
+  everybody = level in ('client', 'joint')  # All clients are in the panel.
+  for claim in ('census', 'each'):
+    assert bool(re.search(rf'^{claim}[* ]', printed, re.M)) == everybody
 
 
 @pytest.mark.parametrize('level', _LEVELS)
@@ -101,10 +105,9 @@ def test_every_unit_that_is_protected_has_its_figures_and_no_other(runs, level):
   page = (directory / 'report.html').read_text()
   for unit in ('client', 'example'):
     wanted = unit in _units(level)
-    assert (f'Privacy of {unit}s:' in printed) == wanted
+    assert (f'Privacy of {unit}s' in printed) == wanted
     for text in (statement, page):
-      assert (f'{unit.capitalize()}-level DP' in text) == wanted
-      assert (f'{unit.capitalize()}-level BDP' in text) == wanted
+      assert (f'{unit.capitalize()}-level privacy' in text) == wanted
   if level == 'joint':
     assert 'at delta = 0.001' in statement
     assert 'at delta = 0.0001' in statement
@@ -115,16 +118,19 @@ def test_every_row_has_epsilons_of_what_is_protected(runs, level):
   directory, _ = runs[level]
   rows = scripts.rows(directory)
   prefixes = ('', 'example_') if level in _BOTH else ('',)
-  names = {f'{p}{kind}_epsilon' for p in prefixes for kind in ('dp', 'bdp')}
-  assert {name for name in rows[0] if 'epsilon' in name} == names
+  names = [name for name in rows[0] if 'epsilon' in name]
   assert len(rows) == 3
-  for row in rows:
-    for prefix in prefixes:
-      bdp, dp = (
-        float(row[f'{prefix}{kind}_epsilon']) for kind in ('bdp', 'dp')
-      )
+  for row in rows[:2]:  # Only the last one was evaluated.
+    assert not any(row[name] for name in names)
+  last = {name: float(rows[2][name]) for name in names}
+  for prefix in prefixes:
+    assert f'{prefix}sample_epsilon' in names
+    dp = last[f'{prefix}dp_epsilon']
+    for claim in ('each', 'census', 'sample'):
       # Bounds that may fail keep a tenth of delta, which DP does not.
-      assert 0 <= bdp <= dp - np.log(0.9) < np.inf
+      slack = -np.log(0.9) if claim == 'sample' else 0
+      assert 0 <= last.get(f'{prefix}{claim}_epsilon', 0.0) <= dp + slack
+    assert dp < np.inf
 
 
 @pytest.mark.parametrize('level', _LEVELS)
@@ -154,27 +160,42 @@ def test_the_saved_model_has_the_accuracy_of_the_last_row(of_clients):
   assert accuracy == pytest.approx(float(last['accuracy']))
 
 
-def test_the_command_gives_the_statement_of_the_report(of_clients):
+def _command(directory):
+  """Runs the command on a run's distances; returns its claims by name."""
   output = subprocess.check_output(
     [
       *(sys.executable, '-m', 'tf_bdp.analysis.compute_bdp_privacy'),
-      f'--distances_file={of_clients / "distances.npz"}',
+      f'--distances_file={directory / "distances.npz"}',
       *('--noise_multiplier=20', '--participation_probability=0.5'),
-      *('--delta=1e-3', '--mechanism=mean'),
+      *('--delta=1e-3', '--mechanism=mean', '--format=json'),
     ],
     text=True,
   )
-  lines = (of_clients / 'statement.txt').read_text().splitlines()
-  epsilons = [line for line in lines if line.startswith('    Epsilon')]
-  assert len(epsilons) == 7
-  assert [x for x in output.splitlines() if 'Epsilon,' in x] == epsilons
+  return {row['claim']: row for row in json.loads(output)['claims']}
+
+
+def _claims(directory):
+  report = json.loads((directory / 'privacy.json').read_text())['client']
+  return {row['claim']: row for row in report['claims']}
+
+
+def test_the_command_makes_the_claims_of_the_report(of_clients):
+  found, wanted = _command(of_clients), _claims(of_clients)
+  assert list(found) == ['dp', 'each', 'census', 'sample', 'paper']
+  assert found.keys() == wanted.keys()
+  for name, row in found.items():
+    assert row['epsilon'] == pytest.approx(wanted[name]['epsilon'], rel=1e-3)
+    assert row['recommended'] == wanted[name]['recommended']
 
 
 def test_distances_of_clients_that_are_no_panel_are_not_saved_as_one(tmp_path):
   result = _train(tmp_path, *_flags('client'), '--rounds=1', '--panel_size=0')
   assert result.code == 0, result.errors
   assert (tmp_path / 'report.html').exists()
-  assert not (tmp_path / 'distances.npz').exists()
+  found, wanted = _command(tmp_path), _claims(tmp_path)
+  assert list(found) == list(wanted) == ['dp', 'sample', 'paper']
+  for name, row in found.items():
+    assert row['epsilon'] == pytest.approx(wanted[name]['epsilon'], rel=1e-3)
 
 
 # Runs that go on.
@@ -205,9 +226,8 @@ def test_a_run_can_have_more_rounds_than_planned(of_clients, tmp_path):
     result = _train(tmp_path, *_flags('client'), *flags, report=False)
     assert result.code == 0, result.errors
   ours, theirs = scripts.rows(tmp_path), scripts.rows(of_clients)
-  assert [row['bdp_epsilon'] for row in ours] == [
-    row['bdp_epsilon'] for row in theirs
-  ]
+  # The second round was the last one, and evaluated.
+  assert ours[1]['census_epsilon'] and not theirs[1]['census_epsilon']
   assert ours[-1] == theirs[-1]
 
 
@@ -263,8 +283,8 @@ def test_a_run_with_secure_aggregation_reports_costs_and_no_distances(tmp_path):
   rows = scripts.rows(tmp_path)
   assert len(rows) == 2
   for prefix in ('', 'example_'):
-    last = {k: float(rows[-1][f'{prefix}{k}_epsilon']) for k in ('dp', 'bdp')}
-    assert 0 < last['bdp'] <= last['dp'] < np.inf
+    last = {k: float(rows[-1][f'{prefix}{k}_epsilon']) for k in ('dp', 'paper')}
+    assert 0 < last['paper'] <= last['dp'] < np.inf
   page = (tmp_path / 'report.html').read_text()
   assert _SERVER_SAW_SUMS in page
   assert _SERVER_SAW_ALL not in page
@@ -278,7 +298,7 @@ def test_a_run_with_secure_aggregation_reports_costs_and_no_distances(tmp_path):
   assert measured['squared_measures'].size == 0
   assert 'examples_squared_moves' not in measured
   for unit in ('clients', 'examples'):
-    assert f'Privacy of {unit}:' in result.printed
+    assert f'Privacy of {unit}' in result.printed
 
 
 # What is refused, and what is answered at once.
@@ -340,7 +360,7 @@ def test_mnist_is_learnt_from_tensorflow_datasets(tmp_path):
   assert result.code == 0, result.errors
   assert len(scripts.rows(tmp_path)) == 2
   for unit, wanted in {'client': True, 'example': False}.items():
-    assert (f'Privacy of {unit}s:' in result.printed) == wanted
+    assert (f'Privacy of {unit}s' in result.printed) == wanted
 
 
 @aptos_folder.needs_real

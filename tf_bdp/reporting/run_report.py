@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
@@ -58,18 +57,8 @@ def write(
     return '\n'.join(lines)
   privacy = {unit: privacy_of(unit, plan, progress) for unit in mechanism.units}
   distances = _distances(mechanism.units[0], plan, progress)
-  if distances is not None and plan.panel_size and mechanism.local is None:
-    worst = _worst_distances('client', plan, progress)
-    trained = distances[:, : plan.panel_size]
-    recorded_distances.save(directory / DISTANCES_FILE, trained, True, worst)
-    if plan.accounting.held_out_clients:
-      # A file of its own: the larger figure of the two counts.
-      recorded_distances.save(
-        directory / HELD_OUT_DISTANCES_FILE,
-        distances[:, plan.panel_size :],
-        True,
-        worst,
-      )
+  if any(row.size for row in distances) and mechanism.local is None:
+    _save_distances(directory, plan, progress, distances)
   local = mechanism.local
   counts_locally = local is not None and local.counts_locally
   if counts_locally and not plan.secure_aggregation:
@@ -81,7 +70,7 @@ def write(
       plan.settings() if settings is None else settings
     ),
     privacy=list(privacy.values()),
-    distances=distances,
+    distances=_shown(distances, mechanism.units[0]),
     notes=[*notes_lib.of_run(plan, progress), *notes],
     expected_participants=mechanism.clients_per_round,
   )
@@ -91,6 +80,31 @@ def write(
   private = progress_lib.PRIVATE_FILE
   lines.append(f'Private files, which {private} names, stay with the server.')
   return '\n\n'.join([*lines, f'Report: {path}'])
+
+
+def _save_distances(
+  directory: pathlib.Path,
+  plan: plan_lib.Plan,
+  progress: progress_lib.Progress,
+  distances: Sequence[np.ndarray],
+) -> None:
+  """Saves distances of clients; those of held-out ones in a file of their own.
+
+  The larger figure of the two counts.
+  """
+  held_out = plan.accounting.held_out_clients
+  files = {DISTANCES_FILE: [row[: row.size - held_out] for row in distances]}
+  if held_out:
+    files[HELD_OUT_DISTANCES_FILE] = [row[-held_out:] for row in distances]
+  for name, rows in files.items():
+    recorded_distances.save(
+      directory / name,
+      rows,
+      plan.is_panel('client'),
+      _worst_distances('client', plan, progress),
+      population=plan.measures_everybody('client'),
+      worst_case_mixture=_mixture('client', plan, progress),
+    )
 
 
 def privacy_of(
@@ -140,16 +154,26 @@ def _worst_distance(
   Where the worst case is drawn, this is over all that could have been drawn: it
   does not tell how many took part.
   """
-  possible = [
-    squared
-    for event in progress.events_of(unit)
-    for group in getattr(event, 'groups', ())
-    for _, squared in group.worst_case_mixture or ()
-  ]
-  if possible:
-    noise = plan.mechanism.description(unit).noise_multiplier
-    return noise * math.sqrt(max(possible))
-  return float(np.max(_worst_distances(unit, plan, progress)))
+  mixture = _mixture(unit, plan, progress)
+  if mixture is None:
+    return float(np.max(_worst_distances(unit, plan, progress)))
+  return float(np.max(mixture[:, 1]))
+
+
+def _mixture(
+  unit: str, plan: plan_lib.Plan, progress: progress_lib.Progress
+) -> Optional[np.ndarray]:
+  """Returns probabilities and worst cases that could have been drawn, if any.
+
+  They are the same in every round; as rows of an array [pairs, 2].
+  """
+  noise = plan.mechanism.description(unit).noise_multiplier
+  for event in progress.events_of(unit):
+    for group in getattr(event, 'groups', ()):
+      if group.worst_case_mixture is not None:
+        pairs = np.array(group.worst_case_mixture)
+        return np.stack([pairs[:, 0], noise * np.sqrt(pairs[:, 1])], axis=1)
+  return None
 
 
 def _worst_distances(
@@ -166,26 +190,35 @@ def _worst_distances(
 
 def _distances(
   unit: str, plan: plan_lib.Plan, progress: progress_lib.Progress
-) -> Optional[np.ndarray]:
-  """Returns the distances of every round and unit, [rounds, units], to show.
+) -> list[np.ndarray]:
+  """Returns the distances of the units that each round measured, if any."""
+  if plan.mechanism.relation(unit) is replace_one.REPLACE_ONE:
+    return []
+  noise = plan.mechanism.description(unit).noise_multiplier
+  rows = []
+  for part in progress.events_of(unit):
+    squared = [
+      group.squared_distances
+      for event, _ in ledger.rounds_of(part)
+      if isinstance(event, (events.BayesianGaussianEvent, events.ParallelEvent))
+      for group in event.groups
+    ]
+    rows.append(noise * np.sqrt(np.concatenate([np.zeros(0), *squared])))
+  return rows
+
+
+def _shown(rows: Sequence[np.ndarray], unit: str) -> Optional[np.ndarray]:
+  """Returns distances to show, [rounds, units], of rounds that have some.
 
   Where rounds do not measure equally many, they are shown by their quantiles.
   """
-  if plan.mechanism.relation(unit) is replace_one.REPLACE_ONE:
+  rows = [row for row in rows if row.size]
+  if not rows:
     return None
-  squared = [
-    np.concatenate([group.squared_distances for group in event.groups])
-    for part in progress.events_of(unit)
-    for event, _ in ledger.rounds_of(part)
-    if isinstance(event, (events.BayesianGaussianEvent, events.ParallelEvent))
-  ]
-  if not squared:
-    return None
-  if len({part.size for part in squared}) > 1 or unit == 'example':
+  if len({row.size for row in rows}) > 1 or unit == 'example':
     grid = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
-    squared = [np.quantile(part, grid) for part in squared]
-  noise = plan.mechanism.description(unit).noise_multiplier
-  return noise * np.sqrt(squared)
+    rows = [np.quantile(row, grid) for row in rows]
+  return np.array(rows)
 
 
 def _write_local_epsilons(
