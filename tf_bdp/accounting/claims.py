@@ -53,6 +53,7 @@ CLAIMS: dict[str, Claim] = {
       'a sum of clipped updates, every client measured and dropped before it '
       'exceeds its own budget',
       'nothing about the data',
+      ('dp',),
     ),
     Claim(
       'each',

@@ -41,6 +41,11 @@ _FIXED_SIZE = (
   'which it was. BDP is not claimed: how far two units are from each other was '
   'not measured.'
 )
+SEEDED_DRAWS = (
+  'An experiment: draws were seeded (--sampling_seed), and whoever knows the '
+  'seed knows who took part. Against them nothing is gained by sampling, and '
+  'this is what can be claimed:'
+)
 _SAMPLINGS = {
   'poisson': 'Poisson sampling, which the run is said to have done',
   'fixed_size': (
@@ -81,6 +86,8 @@ class PrivacyReport:
     neighboring_relation: Which data sets the guarantee holds for: those that
       differ by one unit added or removed, or by one replaced by a special one
       that contributes nothing (REPLACE_SPECIAL, called zero-out).
+    known_draws: What can be claimed against whoever knows who took part, where
+      somebody may: the draws were seeded. It counts no gain by sampling.
   """
 
   claims: Sequence[claims_lib.ClaimedEpsilon]
@@ -97,6 +104,7 @@ class PrivacyReport:
   unit: str
   sampling: str
   neighboring_relation: dp_accounting.NeighboringRelation = _ADD_OR_REMOVE
+  known_draws: Sequence[claims_lib.ClaimedEpsilon] = ()
 
   @classmethod
   def from_distances(
@@ -317,6 +325,7 @@ class PrivacyReport:
     """Returns the report as text, for people."""
     return '\n\n'.join(
       [
+        *([self._known_draws()] if self.known_draws else []),
         self._recommended(),
         self._claims(),
         self._mechanism(),
@@ -338,7 +347,8 @@ class PrivacyReport:
     result = dataclasses.asdict(self)
     del result['neighboring_relation']
     result['adjacency'] = self.adjacency
-    result['claims'] = [row.to_dict() for row in self.claims]
+    for name in ('claims', 'known_draws'):
+      result[name] = [row.to_dict() for row in getattr(self, name)]
     result['rows'] = [
       {**row._asdict(), 'attack_success_bound': _attack(row)}
       for row in self.rows
@@ -346,6 +356,16 @@ class PrivacyReport:
     result['findings'] = [finding._asdict() for finding in self.findings]
     result['verdict'] = applicability.worst_verdict(self.findings)
     return result
+
+  def _known_draws(self) -> str:
+    """Returns what holds for those who know the draws, which were seeded."""
+    return '\n'.join(
+      [
+        paragraph(SEEDED_DRAWS),
+        claims_lib.format_table(self.known_draws, self.unit),
+        paragraph('What follows holds against those who do not know the seed.'),
+      ]
+    )
 
   def _recommended(self) -> str:
     """Returns the claim to give, in words."""

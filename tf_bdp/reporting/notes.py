@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from tf_bdp.training import known_draws
 from tf_bdp.training import plan as plan_lib
 from tf_bdp.training import progress as progress_lib
 
@@ -51,7 +50,11 @@ def of_run(
 def _of_draws(plan: plan_lib.Plan) -> str:
   """Says from what the draws came."""
   if plan.seeds.sampling_seed is not None:
-    return known_draws.SENTENCE
+    return (
+      'Draws were seeded (--sampling_seed). Whoever knows the seed knows who '
+      'took part: amplification by sampling is not claimed against them, and '
+      'the figures without it are given beside.'
+    )
   return (
     "Participants and batches were drawn from the system's entropy, and are "
     'written nowhere: the gain by sampling holds against whoever does not know '

@@ -116,6 +116,7 @@ def _template() -> jinja2.Template:
   )
   environment.globals['verdict_marks'] = _VERDICT_MARKS
   environment.globals['attacker'] = claims_lib.ATTACKER
+  environment.globals['seeded_draws'] = privacy_report.SEEDED_DRAWS
   environment.filters['number'] = formatting.number
   environment.filters['attack_success_bound'] = _attack_success_bound
   environment.filters['in_words'] = claims_lib.in_words
@@ -228,6 +229,10 @@ def _epsilon(
   remarks = [f'at delta = {row.delta:g}', protected.partition(';')[0]]
   if row.recommended:
     remarks.insert(1, 'recommended')
+  known = [k for k in report.known_draws if k.claim == row.claim]
+  if known:
+    value = formatting.number(known[0].epsilon, '.3f')
+    remarks.append(f'{value} against whoever knows the seed of the draws')
   name = f'{report.unit.capitalize()}s, epsilon by {row.claim.name}'
   return _Figure(name, formatting.number(row.epsilon, '.3f'), remarks)
 

@@ -19,6 +19,7 @@ from tf_bdp.accounting import (
 )
 from tf_bdp.reporting import notes as notes_lib
 from tf_bdp.reporting import page
+from tf_bdp.training import known_draws
 from tf_bdp.training import plan as plan_lib
 from tf_bdp.training import progress as progress_lib
 
@@ -77,6 +78,9 @@ def write(
   for unit, part in privacy.items():
     table = claims.format_table(part.claims, unit)
     lines.append(f'Privacy of {unit}s (* recommended):\n{table}')
+    if part.known_draws:
+      table = claims.format_table(part.known_draws, unit)
+      lines.append(f'Against whoever knows the seed of the draws:\n{table}')
   private = progress_lib.PRIVATE_FILE
   lines.append(f'Private files, which {private} names, stay with the server.')
   return '\n\n'.join([*lines, f'Report: {path}'])
@@ -135,14 +139,19 @@ def privacy_of(
     reported_to=progress.accountants[unit] if plan.secure_aggregation else None,
     population=plan.measures_everybody(unit),
     asked_for=plan.claim_of(unit),
+    filter_epsilon=plan.accounting.filter,
   )
   own = plan.report(unit, progress.accountants[unit])
   epsilons = {
     row.claim.name: row.epsilon for row in (*report.claims, *own)
   }  # Where both have a figure, the run's own.
-  asked_for = plan.claim_of(unit)
+  known = []
+  if plan.seeds.sampling_seed is not None and plan.sampling == 'poisson':
+    known = known_draws.report(unit, plan, progress)
   return dataclasses.replace(
-    report, claims=claims.report(epsilons, report.delta, asked_for)
+    report,
+    claims=claims.report(epsilons, report.delta, plan.claim_of(unit)),
+    known_draws=known,
   )
 
 

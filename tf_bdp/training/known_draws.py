@@ -19,11 +19,6 @@ from tf_bdp.mechanisms import measurements as measurements_lib
 from tf_bdp.training import plan as plan_lib
 from tf_bdp.training import progress as progress_lib
 
-SENTENCE = (
-  'Draws were seeded (--sampling_seed). Whoever knows the seed knows who took '
-  'part: amplification by sampling is not claimed, and the figures without it '
-  'are given.'
-)
 _ESTIMATOR_SHARE = 0.1
 
 

@@ -378,8 +378,8 @@ class Plan:
     if estimator in ('population', *_OF_EVERYBODY) and not everybody:
       raise ValueError(
         f'estimator={estimator} takes the panel for everybody: it is for '
-        f'client privacy, with all {self.training_client_count} clients that '
-        f'train in the panel. Found panel_size = {self.panel_size}.'
+        f'client privacy, with all {self.training_client_count} clients in '
+        f'the panel. Found panel_size = {self.panel_size}.'
       )
     exact = estimator in accountant_lib.EXACT_ESTIMATORS
     if exact and not any(self.is_panel(unit) for unit in units):
@@ -673,17 +673,23 @@ class Plan:
       for row in accountant.report(delta)
       if row.claim.name in names
     }
-    return claims.report(epsilons, delta, accountant.claim)
+    if self.accounting.filter is not None:
+      epsilons['filter'] = self.accounting.filter
+    return claims.report(epsilons, delta, self.claim_of(unit))
 
   def claim_names(self, unit: str) -> list[str]:
     """Returns the names of the claims that `report` has figures of."""
-    names = self.accountant(unit).claim_names
+    names = list(self.accountant(unit).claim_names)
+    if self.accounting.filter is not None:
+      names.insert(1, 'filter')
     if self.measures_everybody(unit):
-      return list(names)
+      return names
     return [name for name in names if name not in _OF_EVERYBODY]
 
   def claim_of(self, unit: str) -> str:
     """Returns the name of the claim asked for, for which budgets hold."""
+    if self.accounting.filter is not None:
+      return 'filter'
     return self.accountant(unit).claim
 
   def epsilon_columns(self) -> list[str]:
