@@ -329,17 +329,16 @@ class ClientMechanism:
     q, mixture = self.participation_probability, self.worst_case_mixture
     if math.isinf(worst):
       return dp_accounting.NonPrivateDpEvent()
-    reported = measurements.reported
-    measured = count if reported else measurements.squared_measures.size
-    if measured < mean_bounds.FEWEST_UNITS:
-      if mixture is None:
-        return base.worst_case_event(worst, q)
-      return events_lib.MixedGaussianEvent(mixture, q)
-    if reported is not None:
-      costs, failure_probability = reported['client']
+    enough = count >= mean_bounds.FEWEST_UNITS
+    if measurements.reported is not None and (enough or mixture is None):
+      costs, failure_probability = measurements.reported['client']
       return events_lib.ReportedCostEvent(
         costs, failure_probability, q, worst, worst_case_mixture=mixture
       )
+    if measurements.squared_measures.size < mean_bounds.FEWEST_UNITS:
+      if mixture is None:
+        return base.worst_case_event(worst, q)
+      return events_lib.MixedGaussianEvent(mixture, q)
     distances = self.squared_distances(
       measurements.squared_measures,
       measurements.taking_part,
