@@ -195,6 +195,21 @@ class InstanceMechanism:
     return self.averages_noise or 'client' in self.units
 
   @property
+  def _knows_who_lost(self) -> bool:
+    """Whether exactly the clients with a group in a round lost anything.
+
+    So it is where what each client sends is counted, and participants are
+    measured: an example loses in its own client's rounds, and nothing in those
+    that the client was not in. Who takes part is no secret there, so nothing is
+    gained by drawing clients. A panel has a group for each of its clients: those
+    that were absent moved nothing. But others took part and were not measured,
+    so the worst case of every round counts for everybody.
+    """
+    return not (
+      self.averages_noise or self.adds_up_clients or self.panel_examples
+    )
+
+  @property
   def largest_example_probability(self) -> float:
     """An upper bound of q over all examples."""
     if self.adds_up_clients:
@@ -278,6 +293,7 @@ class InstanceMechanism:
           if not self.panel_examples:
             continue
           # A panel keeps its size: where nothing was released, nothing moves.
+          # So it is of clients that are absent, unless the mean hides them.
           moves = np.zeros(min(self.panel_examples, client.holding))
         else:
           measured = client.measured[step]
@@ -314,9 +330,11 @@ class InstanceMechanism:
     if not self.adds_up_clients:
       parts = [
         events_lib.ParallelEvent(
-          part for part, other in zip(parts, groups.steps) if other == step
+          [parts[i] for i in chosen],
+          groups.clients[chosen] if self._knows_who_lost else None,
         )
         for step in np.unique(groups.steps)
+        for chosen in [np.flatnonzero(groups.steps == step)]
       ]
     return parts[0] if len(parts) == 1 else dp_accounting.ComposedDpEvent(parts)
 
@@ -378,7 +396,8 @@ class InstanceMechanism:
     """Returns the event of a round in which clients reported costs.
 
     These are sums: over clients and steps in sequential accounting, else over
-    steps.
+    steps. The server learns the largest cost of a round and not whose it is, so
+    it is added up over all rounds, as if one client had been in all of them.
     """
     assert measurements.reported is not None
     if not measurements.participants:
