@@ -21,7 +21,7 @@ from tests.accounting import oracles as accounting_oracles
 from tests.mechanisms import builders
 from tf_bdp import mechanisms
 from tf_bdp.accounting import events, ledger, mean_bounds, sampled_gaussian
-from tf_bdp.mechanisms import instance
+from tf_bdp.mechanisms import instance, measurements
 
 _DELTA = builders.DELTA
 _ORDERS = builders.ORDERS
@@ -482,6 +482,85 @@ def test_an_example_loses_in_the_rounds_of_its_own_client_alone(level, steps):
     before.compose(_without_labels(event))
   assert np.all(before._costs(0.0) > 1.2 * found._costs(0.0))
   assert before.get_dp_epsilon(_DELTA) > 1.2 * found.get_dp_epsilon(_DELTA)
+
+
+def _panel_round(history_round, mechanism, panel, unmeasured=()):
+  """Groups of all clients of the panel, of which some took part."""
+  came = {
+    client: measurements.MeasuredClient(
+      20 + 10 * client,
+      mechanism.local_steps if client in history_round else 0,
+      np.ones((mechanism.local_steps, 5), bool),
+      history_round.get(client),
+    )
+    for client in panel
+  }
+  return mechanism.groups(came, panel, unmeasured)
+
+
+@pytest.mark.parametrize('level', ['instance_parallel', 'split', 'joint'])
+def test_a_panel_of_all_clients_is_charged_for_the_rounds_of_each(level):
+  mechanism = _mechanism(level, accounting='parallel', panel_examples=5)
+  history = _history(mechanism)
+  found, of_participants = (
+    _accountant(composition, estimator='population')
+    for composition in ('panel', 'product')
+  )
+  for part in history:
+    groups = _panel_round(part, mechanism, range(5))
+    found.compose(_example_event(mechanism, groups, len(part)))
+    without_panel = dataclasses.replace(mechanism, panel_examples=0)
+    of_participants.compose(
+      _example_event(without_panel, _groups(_parts_of(part)), len(part))
+    )
+  # Of the same clients, in DP's figures the same.
+  assert found.get_dp_epsilon(_DELTA) == pytest.approx(
+    of_participants.get_dp_epsilon(_DELTA), rel=1e-9
+  )
+  costs = [
+    accounting_oracles.log_mean_exp(
+      sum(
+        (
+          _log_costs(part[client][0] / _SIGMA**2, _BATCH / (20 + 10 * client))
+          for part in history
+          if client in part
+        ),
+        np.zeros((5, len(_ORDERS))),
+      )
+    )
+    for client in range(5)
+  ]
+  # Moves are float32 on their way.
+  assert found._costs(0.0) == pytest.approx(np.max(costs, axis=0), rel=1e-5)
+
+
+def test_where_others_than_the_panel_took_part_the_round_is_everybodys():
+  mechanism = _mechanism('instance_parallel', panel_examples=5)
+  history = _history(mechanism)
+  accountant = _accountant('panel', estimator='population')
+  expected = 0
+  for part in history:
+    others = set(part) - {0, 1, 2}
+    groups = _panel_round(part, mechanism, range(3), others)
+    event = _example_event(mechanism, groups, len(part))
+    assert (event.labels is None) == bool(others)
+    accountant.compose(event)
+    expected += bool(others)
+  # Nobody of the panel was in more rounds than these.
+  alone = [
+    sum(client in part or bool(set(part) - {0, 1, 2}) for part in history)
+    for client in range(3)
+  ]
+  assert 0 < expected < len(history)
+  # At the largest q of the panel where it is everybody's.
+  by_hand = _accountant(estimator='population')
+  sampled = dp_accounting.PoissonSampledDpEvent(
+    _BATCH / 20, dp_accounting.GaussianDpEvent(_SIGMA / 2)
+  )
+  most = by_hand.compose(sampled, max(alone)).get_dp_epsilon(_DELTA)
+  least = _accountant(estimator='population').compose(sampled, expected)
+  found = accountant.get_dp_epsilon(_DELTA)
+  assert least.get_dp_epsilon(_DELTA) < found <= most * (1 + 1e-9)
 
 
 @pytest.mark.parametrize('level', ['instance_sequential', 'instance_aggregate'])
