@@ -13,6 +13,7 @@ import tree
 from tests.accounting import oracles
 from tests.aggregators import builders
 from tests.mechanisms import builders as mechanism_builders
+from tests.mechanisms import oracles as oracles_of_mechanisms
 from tf_bdp import aggregators, learning
 from tf_bdp.accounting import events, mean_bounds, sampled_gaussian
 from tf_bdp.aggregators import cost_reports, runtime, secure_sums
@@ -89,10 +90,13 @@ def test_reported_costs_of_clients_bound_those_of_their_distances(
     measured = learning.measurements_from_metrics(
       builders.run(plain, vectors).measurements, mechanism
     )
+    # One that failed counts as zeros in a mean.
+    came = count + 1 if kind == 'mean' else count
+    assert measured.participants == came
     distances = mechanism.squared_distances(
-      measured.squared_measures, measured.taking_part, count, builders.CLIP
+      measured.squared_measures, measured.taking_part, came, builders.CLIP
     )
-    worst = mechanism.worst_case_squared_distance('client', count)
+    worst = mechanism.worst_case_squared_distance('client', came)
     exact = _bound(distances, builders.PROBABILITY, worst, reporting)
     _assert_never_less_and_hardly_more(found['client'].costs, exact, 1e-5)
     # As an event, of a round like any other.
@@ -100,7 +104,11 @@ def test_reported_costs_of_clients_bound_those_of_their_distances(
       output.measurements, mechanism, {'client': reporting}
     )['client']
     assert event == events.ReportedCostEvent(
-      found['client'].costs, 1e-2, builders.PROBABILITY, worst
+      found['client'].costs,
+      1e-2,
+      builders.PROBABILITY,
+      worst,
+      worst_case_mixture=mechanism.worst_case_mixture,
     )
 
 
@@ -126,9 +134,9 @@ def test_the_server_learns_as_many_numbers_however_many_clients_there_are():
   }
 
 
-def test_a_mean_to_which_nobody_came_is_free_and_a_sum_is_not():
+def test_a_round_to_which_nobody_came_is_charged():
   for kind, event_type in (
-    ('mean', dp_accounting.NoOpDpEvent),
+    ('mean', events.MixedGaussianEvent),
     ('sum', events.ReportedCostEvent),
   ):
     mechanism, process = _client_process(kind, 4.0, None, _reporting())
@@ -211,7 +219,9 @@ def _exact_example_costs(mechanism, message, count, reporting):
   rows = []
   for step in range(mechanism.local_steps):
     moves = message['squared_moves'][step][message['measured'][step]]
-    distances = moves.astype(float) / float(mechanism.example_variance(count))
+    distances = oracles_of_mechanisms.on_grid(
+      moves.astype(float) / float(mechanism.example_variance(count))
+    )
     if not message['usable']:
       distances = []  # The worst is assumed.
     row = _bound(np.minimum(distances, worst), q, worst, reporting)

@@ -185,16 +185,22 @@ def round_of(name, number):
       )
     else:
       found[client] = plain_update(case, work, weights, number, client)
-  updates = {client: part.sent for client, part in found.items() if part.usable}
+  usable = {client for client, part in found.items() if part.usable}
+  updates = {client: found[client].sent for client in usable}
   if case.level in ('mean', 'sum', 'split'):
     updates = {c: clipped(u, clip_norm) for c, u in updates.items()}
+  if case.level in cases.COUNTING_LEVELS:
+    updates |= {c: 0.0 * weights for c in found if c not in usable}
   present = {client for client in cohort if client in updates}
 
   def aggregate(members):
     total = np.sum([0 * weights, *(updates[c] for c in members)], axis=0)
     if case.level == 'sum':
       return total / cases.CLIENTS_PER_ROUND
-    return total / max(1, len(members))
+    floor = 1
+    if case.level in cases.COUNTING_LEVELS:
+      floor = runner.mechanism.least_participants
+    return total / max(floor, len(members))
 
   deviation, count_deviation = _server_noise(case, clip_norm)
   mean = aggregate(present)
@@ -212,8 +218,7 @@ def round_of(name, number):
         moved = moved - clipped(last, clip_norm)
       # Zero-out adjacency: the noise of all stays, the update does not.
       moved = moved / len(present) if present else 0.0
-    # By definition nobody moves a mean of nobody.
-    elif client in updates and (present or case.level == 'sum'):
+    elif client in updates:
       moved = mean - aggregate(present ^ {client})
     distances.append(np.sum(np.square(moved)))
   variance = deviation**2
@@ -224,9 +229,10 @@ def round_of(name, number):
     distances = np.array(distances) / variance + 0.25 / count_deviation**2
   next_clip_norm = clip_norm
   if 'adaptive' in case.options:
-    below = sum(np.linalg.norm(found[c].sent) <= clip_norm for c in present)
+    heard = present & usable
+    below = sum(np.linalg.norm(found[c].sent) <= clip_norm for c in heard)
     below = _noised(
-      np.array([below - len(present) / 2]),
+      np.array([below - len(heard) / 2]),
       count_deviation,
       number,
       base.COUNT_NOISE,

@@ -134,6 +134,8 @@ LEVELS = {
   'split': functools.partial(SplitMechanism, 'parallel'),
 }
 CLIENT_LEVELS = ('mean', 'sum')
+# Where clients with unusable updates take part with updates of zero.
+COUNTING_LEVELS = ('mean', 'split')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +206,11 @@ CASES = {
     ),
     _ADAPTIVE,
   ),
-  'mean_steps': Case('mean', _avg(momentum=0.6, client_epochs=2), _NOISE),
+  'mean_steps': Case(
+    'mean',
+    _avg(momentum=0.6, client_epochs=2),
+    {**_NOISE, 'least_participants': 3},
+  ),
   'sum': Case('sum', _sgd(momentum=0.6, client_loss='calibrated'), _NOISE),
   'sum_steps': Case('sum', _avg(client_epochs=2), _ADAPTIVE),
   'sequential': Case('sequential', _sgd(), _OWN),
@@ -223,8 +229,14 @@ CASES = {
 }
 _LOUD = {'noise_multiplier': 4.0}
 SECURE_CASES = {
+  # One more than the least number, nobody, as many, and one less.
   'secure_mean_steps': Case(
-    'mean', _avg(client_batch_size=50), _LOUD, _SECURE, LARGE, 'student_t'
+    'mean',
+    _avg(client_batch_size=50),
+    {**_LOUD, 'least_participants': 6},
+    _SECURE,
+    LARGE,
+    'student_t',
   ),
   'secure_sequential': Case(
     'sequential', _sgd(), _LOUD, _SECURE, LARGE, 'student_t'

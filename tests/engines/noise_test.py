@@ -6,9 +6,11 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 from scipy import stats
 
 from tests.engines import cases
+from tf_bdp.aggregators import private_mean
 from tf_bdp.learning import algorithm as algorithm_lib
 from tf_bdp.learning import federated_data
 
@@ -174,3 +176,31 @@ def test_the_noise_of_a_client_does_not_depend_on_who_else_takes_part():
   np.testing.assert_allclose(
     _released(runner, (1, 2), 3), np.mean(alone, axis=0), atol=1e-6
   )
+
+
+@pytest.mark.parametrize('noise_seed', [None, 9])
+@pytest.mark.parametrize('name', ['inprocess', 'tff'])
+def test_what_is_released_is_on_the_grid_of_its_noise(name, noise_seed):
+  # Whatever the updates; see tests/ops/noise_test.py for what that is good for.
+  deviation = _NOISE * _CLIP / cases.CLIENTS_PER_ROUND
+  step = 2.0 ** np.floor(np.log2(2.0**-20 * deviation / _WIDTH**0.5))
+  for feature, cohort in ((0.0, ()), (0.0, (1,)), (1.0, (0, 1))):
+    runner = _engine(name, 'client', noise_seed, feature=feature)
+    if name == 'inprocess':
+      done = runner.run_round(runner.initial_state(), 0, list(cohort), [])
+      released = done.state.last_mean
+    else:
+      released = _tff_result(runner, cohort)
+    steps = np.asarray(released, np.float64) / step
+    np.testing.assert_array_equal(steps, np.round(steps))
+    # In float32 there are finer ones.
+    assert np.any(np.abs(released) < 2**22 * step)
+
+
+def _tff_result(runner, cohort):
+  """What TFF's aggregator releases, without the server's step."""
+  process = private_mean.PrivateMeanFactory(
+    runner.mechanism, noise_seed=runner._rounds._noise_seed
+  ).create(tff.TensorType(np.float32, [_WIDTH]))
+  updates = [np.full(_WIDTH, 0.01 * client, np.float32) for client in cohort]
+  return process.next(process.initialize(), updates).result

@@ -1,5 +1,7 @@
 """Tests of the noise of the Gaussian mechanisms."""
 
+import math
+
 import hypothesis
 import numpy as np
 import pytest
@@ -25,7 +27,7 @@ def _noise(size, deviation=1.0, seed=None, round_number=0, **more):
 def test_secure_normals_are_as_many_as_asked_for(size):
   normals = noise_lib.secure_normal(size)
   assert normals.shape == (size,)
-  assert normals.dtype == np.float32
+  assert normals.dtype == np.float64
   assert np.all(np.isfinite(normals))
 
 
@@ -45,7 +47,7 @@ def _check_independent(one, other):
 
 
 def test_secure_normals_are_standard_normal():
-  sample = noise_lib.secure_normal(400_001).astype(np.float64)
+  sample = noise_lib.secure_normal(400_001)
   _check_standard_normal(sample)
   # Box and Muller's two halves share their radius and must not correlate,
   # nor neighbours.
@@ -68,7 +70,15 @@ def test_secure_normals_of_one_size_differ_and_take_no_seed():
 def test_pooled_single_secure_normals_are_standard_normal():
   # The count of adaptive clipping takes one normal at a time.
   sample = np.concatenate([noise_lib.secure_normal(1) for _ in range(20_000)])
-  _check_standard_normal(sample.astype(np.float64))
+  _check_standard_normal(sample)
+
+
+def test_fresh_normals_are_standard_normal_in_float64():
+  sample = noise_lib.fresh_normal(tf.constant(400_000)).numpy()
+  assert sample.dtype == np.float64
+  _check_standard_normal(sample)
+  # Of float32 many would be alike.
+  assert np.unique(sample).size == sample.size
 
 
 def test_seeded_noise_is_reproducible():
@@ -148,3 +158,114 @@ def test_seeded_noise_is_the_same_inside_a_graph():
   np.testing.assert_array_equal(
     graph(tf.constant(6))[0], _noise(100, seed=9, round_number=6)
   )
+
+
+# --- What floats could betray.
+
+
+def _step(deviation, size):
+  """The grid: the largest power of two up to 2^-20 s / √d."""
+  return 2.0 ** math.floor(math.log2(2.0**-20 * deviation / math.sqrt(size)))
+
+
+def _in_float32(values, deviation, normals):
+  """The plain sum, as it was."""
+  return values + np.float32(deviation) * normals.astype(np.float32)
+
+
+def _on_grid(values, deviation, normals):
+  (noised,) = noise_lib.add_normals(
+    [tf.constant(values)], deviation, tf.constant(normals, tf.float64)
+  )
+  return noised.numpy()
+
+
+def _possible(add, noised, values, deviation, kind):
+  """Which of the noised values some noise makes of these values.
+
+  All numbers of a kind are tried that are near enough: others are rounded to
+  something else.
+  """
+  nearest = ((noised.astype(np.float64) - values) / deviation).astype(kind)
+  found = np.zeros(noised.shape, bool)
+  for steps in range(-6, 7):
+    tried = (nearest + steps * np.spacing(nearest)).astype(kind)
+    found |= add(values, deviation, tried) == noised
+  return found
+
+
+@pytest.mark.parametrize('deviation', [1.0, 0.3, 7e-3])
+@pytest.mark.parametrize('move', [0.02, 1.0, 50.0])
+def test_no_noised_value_is_impossible_with_other_data(deviation, move):
+  generator = np.random.default_rng(1)
+  size = 20_000
+  one = generator.normal(size=size).astype(np.float32)
+  other = one + (move * deviation * generator.random(size)).astype(np.float32)
+  normals = generator.normal(size=size)
+  for values, neighbours in ((one, other), (other, one)):
+    noised = _on_grid(values, deviation, normals)
+    assert noised.dtype == np.float32
+    assert np.all(
+      _possible(_on_grid, noised, neighbours, deviation, np.float64)
+    )
+    # And as it was? Of some it could be told whose they are.
+    former = _in_float32(values, deviation, normals)
+    possible = _possible(_in_float32, former, neighbours, deviation, np.float32)
+    assert np.mean(possible) < 0.9995
+
+
+def test_in_float32_many_values_were_impossible_for_a_mean_of_zero():
+  # Of a coordinate that nobody else's update has.
+  normals = np.random.default_rng(2).normal(size=50_000)
+  zero, other = np.zeros(50_000, np.float32), np.full(50_000, 0.5, np.float32)
+  shares = [
+    np.mean(_possible(add, add(zero, 1.0, normals), other, 1.0, kind))
+    for add, kind in ((_in_float32, np.float32), (_on_grid, np.float64))
+  ]
+  assert shares[0] < 0.9
+  assert shares[1] == 1
+
+
+@pytest.mark.parametrize('seed', [None, 3])
+@pytest.mark.parametrize('deviation', [1.0, 0.37, 1e-5, 300.0])
+@pytest.mark.parametrize('sizes', [(1,), (5, 1), (1000, 7), (300_000,)])
+def test_noised_values_are_on_a_grid_of_deviation_and_size(
+  seed, deviation, sizes
+):
+  step = _step(deviation, sum(sizes))
+  values = [tf.fill([size], np.float32(deviation / 3)) for size in sizes]
+  for tensors in (values, [tf.zeros_like(value) for value in values]):
+    for deviation_ in (deviation, tf.constant(deviation, tf.float64)):
+      noised = noise_lib.add_noise(tensors, deviation_, seed, 1)
+      for part in noised:
+        steps = part.numpy().astype(np.float64) / step
+        np.testing.assert_array_equal(steps, np.round(steps))
+        # It is not coarser than it has to be.
+        if part.shape[0] >= 1000:
+          assert np.any(steps % 2 == 1)
+
+
+@hypothesis.given(
+  size=st.integers(1, 5000),
+  deviation=st.floats(1e-12, 1e6),
+  seed=st.integers(0, 99),
+)
+def test_rounding_moves_vectors_by_what_is_accounted_for(size, deviation, seed):
+  generator = np.random.default_rng(seed)
+  one, other = deviation * generator.normal(size=(2, size))
+  rounded = [
+    noise_lib.add_normals(
+      [tf.constant(part, tf.float64)], deviation, tf.zeros(size, tf.float64)
+    )[0].numpy()
+    for part in (one, other)
+  ]
+  moved = np.linalg.norm(rounded[0] - rounded[1]) / deviation
+  distance = np.linalg.norm(one - other) / deviation
+  assert abs(moved - distance) <= base.GRID_DISTANCE
+  for part, exact in zip(rounded, (one, other)):
+    assert np.max(np.abs(part - exact)) <= _step(deviation, size) / 2
+
+
+def test_of_float64_values_noise_keeps_the_type():
+  (noised,) = noise_lib.add_noise([tf.constant([1.0], tf.float64)], 0.5, 1, 0)
+  assert noised.dtype == tf.float64

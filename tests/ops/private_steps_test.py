@@ -428,6 +428,11 @@ def test_fed_sgd_sends_the_clipped_gradient_and_noise(clipping, noise):
   deviation = noise * 0.6 / (1 if clipping == 'batch' else _BATCH_SIZE)
   added = _normal(sent.size)(0).numpy() * deviation
   np.testing.assert_allclose(sent, clipped + added, atol=1e-6)
+  if noise:
+    # On the grid of the noise, so that floats do not betray the gradient.
+    step = 2.0 ** np.floor(np.log2(2.0**-20 * deviation / sent.size**0.5))
+    steps = np.asarray(sent, np.float64) / step
+    np.testing.assert_array_equal(steps, np.round(steps))
 
 
 @pytest.mark.parametrize('in_graph', [False, True], ids=['eager', 'graph'])

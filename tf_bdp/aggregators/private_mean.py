@@ -145,9 +145,6 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
       )
     initial_state = self._build_initial_state()
     clip_record = self._build_clip(value_type)
-    release = self._build_release(
-      initial_state.type_signature.result, clip_record.type_signature.result
-    )
 
     @tff.federated_computation()
     def init_fn():
@@ -168,6 +165,9 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
           failed=self._summation.count(record.failed),
           below=self._summation.count(record.below),
         )
+      )
+      release = self._build_release(
+        state.type_signature.member, sums.type_signature.member
       )
       released = tff.federated_map(release, (state, sums))
       learnt = self._measurement.learn(

@@ -16,13 +16,13 @@ from scipy import stats
 
 from tf_bdp import array_namespace, validation
 from tf_bdp.accounting import events as events_lib
-from tf_bdp.accounting import mean_bounds
+from tf_bdp.accounting import mean_bounds, mixtures
 from tf_bdp.mechanisms import adaptive_clipping, base
 from tf_bdp.mechanisms import measurements as measurements_lib
 
 KINDS = ('mean', 'sum')
 # Numbers of others that are together less likely than this are not told apart.
-_NEGLIGIBLE = 1e-15
+_NEGLIGIBLE = 1e-25
 
 
 class ClippingState(NamedTuple):
@@ -266,13 +266,16 @@ class ClientMechanism:
     """What differential privacy is charged for a round, if that is drawn.
 
     The worst cases r(n)² with their probabilities, n ~ Bin(N - 1, α) being the
-    number of others that take part. None if r does not depend on n.
+    number of others that take part, in a few parts. None if r does not depend
+    on n.
     """
     if self.kind == 'sum' or not self.noise_multiplier:
       return None
-    return tuple(
-      (probability, float(self._squared_distance(move**2)))
-      for probability, move in self._worst_case_moves()
+    return mixtures.merged(
+      tuple(
+        (probability, float(self._squared_distance(move**2)))
+        for probability, move in self._worst_case_moves()
+      )
     )
 
   def _worst_case_moves(self) -> list[tuple[float, float]]:
@@ -287,19 +290,16 @@ class ClientMechanism:
     if others < floor:
       return [(1.0, 1.0 / floor)]
     number = stats.binom(others, self.participation_probability)
-    first = int(number.ppf(_NEGLIGIBLE / 4))
-    last = int(number.isf(_NEGLIGIBLE / 4))
-    moves: list[tuple[float, float]] = []
-    if first < floor:
-      moves.append((float(number.cdf(floor - 1)), 1.0 / floor))
-    likely = np.arange(max(first, floor + 1), max(last, floor) + 1)
-    moves += list(zip(number.pmf(likely).tolist(), 2.0 / (likely + 1.0)))
-    # All that is left: n = n_min, and both tails. Rounding must not lose them.
-    rest = max(
-      1.0 - math.fsum(probability for probability, _ in moves),
-      float(number.pmf(floor) + number.cdf(first - 1) + number.sf(last)),
-    )
-    moves.append((rest, 2.0 / (floor + 1.0)))
+    start = max(int(number.ppf(_NEGLIGIBLE / 2)), floor + 1)
+    stop = max(int(number.isf(_NEGLIGIBLE / 2)), floor)
+    likely = np.arange(start, stop + 1)
+    # All others: n = n_min, and both tails.
+    rest = number.pmf(floor) if start == floor + 1 else number.cdf(start - 1)
+    moves = [
+      (float(number.cdf(floor - 1)), 1.0 / floor),
+      (float(rest + number.sf(stop)), 2.0 / (floor + 1.0)),
+      *zip(number.pmf(likely).tolist(), (2.0 / (likely + 1.0)).tolist()),
+    ]
     return [(probability, move) for probability, move in moves if probability]
 
   def squared_distances(
@@ -364,17 +364,16 @@ class ClientMechanism:
     q, mixture = self.participation_probability, self.worst_case_mixture
     if math.isinf(worst):
       return dp_accounting.NonPrivateDpEvent()
-    reported = measurements.reported
-    measured = count if reported else measurements.squared_measures.size
-    if measured < mean_bounds.FEWEST_UNITS:
-      if mixture is None:
-        return base.worst_case_event(worst, q)
-      return events_lib.MixedGaussianEvent(mixture, q)
-    if reported is not None:
-      costs, failure_probability = reported['client']
+    enough = count >= mean_bounds.FEWEST_UNITS
+    if measurements.reported is not None and (enough or mixture is None):
+      costs, failure_probability = measurements.reported['client']
       return events_lib.ReportedCostEvent(
         costs, failure_probability, q, worst, worst_case_mixture=mixture
       )
+    if measurements.squared_measures.size < mean_bounds.FEWEST_UNITS:
+      if mixture is None:
+        return base.worst_case_event(worst, q)
+      return events_lib.MixedGaussianEvent(mixture, q)
     distances = self.squared_distances(
       measurements.squared_measures,
       measurements.taking_part,
