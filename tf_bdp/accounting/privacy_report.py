@@ -73,6 +73,7 @@ class PrivacyReport:
     neighboring_relation: Which data sets the guarantee holds for: those that
       differ by one unit added or removed, or by one replaced by a special one
       that contributes nothing (REPLACE_SPECIAL, called zero-out).
+    population: Whether the panel is everybody.
   """
 
   claims: Sequence[claims_lib.ClaimedEpsilon]
@@ -89,6 +90,7 @@ class PrivacyReport:
   unit: str
   sampling: str
   neighboring_relation: dp_accounting.NeighboringRelation = _ADD_OR_REMOVE
+  population: bool = False
 
   @classmethod
   def from_distances(
@@ -234,6 +236,7 @@ class PrivacyReport:
       for event in sampled
       for group in event.groups
     ]
+    is_panel = bool(sampled) and all(event.panel for event in sampled)
     best = min(
       (row for row in rows if row.details and row.epsilon is not None),
       key=lambda row: row.epsilon or 0.0,
@@ -249,11 +252,12 @@ class PrivacyReport:
       participation_probability=participation_probability,
       delta=delta,
       worst_case_distance=worst_case_distance,
-      panel=bool(sampled) and all(event.panel for event in sampled),
+      panel=is_panel,
       mechanism=mechanism,
       unit=unit,
       sampling=sampling,
       neighboring_relation=neighboring_relation,
+      population=population and is_panel,
     )
 
   @property
@@ -336,17 +340,21 @@ class PrivacyReport:
 
   def _mechanism(self) -> str:
     released = _MECHANISMS[self.mechanism].format(unit=self.unit)
-    measured = (
-      'a fixed panel measured in every round'
-      if self.panel
-      else 'any units of each round'
-    )
+    if self.panel:
+      which = 'everybody' if self.population else 'a fixed panel'
+      measured = (
+        f'Distances of {self.units} {self.unit}s, {which} measured in every '
+        'round'
+      )
+    elif self.units:
+      measured = f'Distances of {self.units} or more {self.unit}s of each round'
+    else:
+      measured = 'No distances were seen'
     return paragraph(
       f'Gaussian mechanism performed for {self.rounds} rounds on {released}, '
       f'noise multiplier {self.noise_multiplier:g}, each {self.unit} taking '
-      f'part with probability {self.participation_probability:g}. Distances of '
-      f'{self.units} {self.unit}s, {measured}; clipping allows '
-      f'{self.worst_case_distance:g} times the clip norm.'
+      f'part with probability {self.participation_probability:g}. {measured}; '
+      f'clipping allows {self.worst_case_distance:g} times the clip norm.'
     )
 
   def _methods(self) -> str:
