@@ -157,6 +157,14 @@ def test_attackers_bound_is_equation_1_with_delta():
     assert row['attack_success_bound'] == pytest.approx(expected)
 
 
+def test_statement_says_who_was_measured():
+  text = ' '.join(_report(population=True).statement().split())
+  assert 'Distances of 50 clients, everybody measured in every round' in text
+  assert _report(population=True).to_dict()['population'] is True
+  text = ' '.join(_report(panel=False).statement().split())
+  assert 'Distances of 50 or more clients of each round; clipping' in text
+
+
 def _claimed(report):
   return {row.claim.name: row.epsilon for row in report.claims}
 

@@ -88,6 +88,7 @@ class PrivacyReport:
       that contributes nothing (REPLACE_SPECIAL, called zero-out).
     known_draws: What can be claimed against whoever knows who took part, where
       somebody may: the draws were seeded. It counts no gain by sampling.
+    population: Whether the panel is everybody.
   """
 
   claims: Sequence[claims_lib.ClaimedEpsilon]
@@ -105,6 +106,7 @@ class PrivacyReport:
   sampling: str
   neighboring_relation: dp_accounting.NeighboringRelation = _ADD_OR_REMOVE
   known_draws: Sequence[claims_lib.ClaimedEpsilon] = ()
+  population: bool = False
 
   @classmethod
   def from_distances(
@@ -278,6 +280,7 @@ class PrivacyReport:
       for event in sampled
       for group in event.groups
     ]
+    is_panel = bool(sampled) and all(event.panel for event in sampled)
     best = min(
       (row for row in rows if row.details and row.epsilon is not None),
       key=lambda row: row.epsilon or 0.0,
@@ -299,11 +302,12 @@ class PrivacyReport:
       participation_probability=participation_probability,
       delta=delta,
       worst_case_distance=worst_case_distance,
-      panel=bool(sampled) and all(event.panel for event in sampled),
+      panel=is_panel,
       mechanism=mechanism,
       unit=unit,
       sampling=sampling,
       neighboring_relation=neighboring_relation,
+      population=population and is_panel,
     )
 
   @property
@@ -410,17 +414,21 @@ class PrivacyReport:
         'always the same number. Clipping allows two of them to be '
         f'{self.worst_case_distance:g} times the clip norm apart.'
       )
-    measured = (
-      'a fixed panel measured in every round'
-      if self.panel
-      else 'any units of each round'
-    )
+    if self.panel:
+      which = 'everybody' if self.population else 'a fixed panel'
+      measured = (
+        f'Distances of {self.units} {self.unit}s, {which} measured in every '
+        'round'
+      )
+    elif self.units:
+      measured = f'Distances of {self.units} or more {self.unit}s of each round'
+    else:
+      measured = 'No distances were seen'
     return paragraph(
       f'Gaussian mechanism performed for {self.rounds} rounds on {released}, '
       f'noise multiplier {self.noise_multiplier:g}, each {self.unit} taking '
-      f'part with probability {self.participation_probability:g}. Distances of '
-      f'{self.units} {self.unit}s, {measured}; clipping allows '
-      f'{self.worst_case_distance:g} times the clip norm.'
+      f'part with probability {self.participation_probability:g}. {measured}; '
+      f'clipping allows {self.worst_case_distance:g} times the clip norm.'
     )
 
   def _methods(self) -> str:

@@ -1,8 +1,9 @@
 r"""Computes Bayesian and ordinary differential privacy of a federated run.
 
 The counterpart of TF Privacy's compute_dp_sgd_privacy: from the distances that
-were recorded during training, the noise and the sampling, it prints a privacy
-statement with both kinds of guarantee and what each rests on.
+were recorded during training, the noise and the sampling, it prints what can be
+claimed: for each claim epsilon, who is protected and what it rests on, and one
+claim that is recommended.
 
 Example:
   compute_bdp_privacy \

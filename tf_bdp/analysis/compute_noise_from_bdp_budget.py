@@ -1,8 +1,8 @@
 r"""Computes the noise multiplier that a privacy budget would have needed.
 
 In retrospect: for distances recorded in one run, the smallest noise multiplier
-that keeps (epsilon, delta) with each way of accounting. A plan for the next
-run, not a guarantee of any; the distances change with the noise.
+that keeps (epsilon, delta) by each claim. A plan for the next run, not a
+guarantee of any; the distances change with the noise.
 
 Example:
   compute_noise_from_bdp_budget \
