@@ -287,18 +287,15 @@ def test_metrics_of_tffs_own_private_aggregator_are_refused():
 def _ragged_metrics(kind):
   """Three rounds of a TFF aggregator: of five, of four and of two clients."""
   factory = aggregators.ClientPrivacyFactory(_mechanism(kind))
-  process = factory.create(tff.types.to_type((tf.float32, [2])), _WEIGHT)
+  process = factory.create(tff.TensorType(np.float32, [2]))
   generator = np.random.default_rng(0)
   state, rounds = process.initialize(), []
   for participants in (5, 4, 2):
     values = list(0.2 * generator.normal(size=(participants, 2)).astype('f4'))
-    output = process.next(state, values, [1.0] * participants)
+    output = process.next(state, values)
     state = output.state
     rounds.append({'aggregator': output.measurements})
   return rounds
-
-
-_WEIGHT = tff.types.to_type(tf.float32)
 
 
 @pytest.mark.parametrize('kind', client.KINDS)

@@ -55,9 +55,15 @@ class ChordTable:
     self._segments = range(0)
     self._nodes = [np.zeros(1) for _ in orders]
     self._values = [np.zeros(1) for _ in orders]
+    self._last = (np.zeros(0), np.zeros((0, len(orders))))
 
   def evaluate(self, squared_distances: np.ndarray) -> np.ndarray:
-    """Returns the bounds as an array [units, orders]."""
+    """Returns the bounds as an array [units, orders], not to be changed.
+
+    The last answer is kept, for the next accountant of the same rounds.
+    """
+    if np.array_equal(squared_distances, self._last[0]):
+      return self._last[1]
     ascending = np.argsort(squared_distances, kind='stable')
     distances = squared_distances[ascending]
     positive = distances[np.searchsorted(distances, 0.0, side='right') :]
@@ -68,6 +74,8 @@ class ChordTable:
       column[:] = np.interp(distances, nodes, values)
     result = np.empty((distances.size, len(self._orders)))
     result[ascending] = columns.T
+    result.flags.writeable = False
+    self._last = (squared_distances.copy(), result)
     return result
 
   def _cover(self, smallest: float, largest: float) -> None:

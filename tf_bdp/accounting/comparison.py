@@ -86,6 +86,7 @@ def compare(
   validation.check_delta('delta', delta)
   if asked_for is None:
     asked_for = 'census' if population else 'sample'
+  _check_claims(asked_for, filter_epsilon)
   parts = _parts(rounds)
   if any(isinstance(e, events.ReportedCostEvent) for e, _ in parts):
     raise ValueError(
@@ -141,6 +142,7 @@ def compare_reported(
     asked_for: The claim that is wanted; by default what was reported.
     filter_epsilon: As of `compare`.
   """
+  _check_claims(asked_for, filter_epsilon)
   details = accountant.explain(delta)
   row = Row(
     'BDP, reported',
@@ -159,6 +161,15 @@ def compare_reported(
     _claims(epsilons, dp_rows, delta, asked_for or reported, filter_epsilon),
     [*dp_rows, _compared(row, dp_rows)],
   )
+
+
+def _check_claims(
+  asked_for: Optional[str], filter_epsilon: Optional[float]
+) -> None:
+  if asked_for is not None:
+    validation.check_choice('asked_for', asked_for, tuple(claims_lib.CLAIMS))
+  if filter_epsilon is not None:
+    validation.check_positive('filter_epsilon', filter_epsilon)
 
 
 def distribution_free_estimator(samples: int) -> str:
@@ -245,7 +256,6 @@ def _claims(
   filter_epsilon: Optional[float],
 ) -> list[claims_lib.ClaimedEpsilon]:
   """Returns the claims; none of a fixed panel, and no row, is below DP."""
-  validation.check_choice('asked_for', asked_for, tuple(claims_lib.CLAIMS))
   known = [row.epsilon for row in dp_rows if row.epsilon is not None]
   # All of them are upper bounds of the same.
   own = epsilons['dp']
@@ -257,9 +267,7 @@ def _claims(
     if name in epsilons and epsilons[name] <= own:
       epsilons[name] = min(epsilons[name], dp)
   if filter_epsilon is not None:
-    epsilons['filter'] = validation.check_positive(
-      'filter_epsilon', filter_epsilon
-    )
+    epsilons['filter'] = float(filter_epsilon)
   return claims_lib.report(epsilons, delta, asked_for)
 
 
