@@ -546,3 +546,42 @@ def test_what_is_not_private_is_so_by_every_claim():
   for row in accountant.report(_DELTA):
     assert row.epsilon == math.inf
   assert np.all(np.isinf(accountant.individual_epsilons(_DELTA)))
+
+
+@_exactly
+def test_a_budget_is_exceeded_as_epsilon_says(estimator, monkeypatch):
+  accountant = BayesianAccountant(estimator=estimator)
+  accountant.compose(_random_event(), 20)
+  epsilon = accountant.get_epsilon(_DELTA)
+  assert accountant.exceeds(0.999 * epsilon, _DELTA)
+  assert not accountant.exceeds(epsilon, _DELTA)
+  # By moments the worst case is never below: there nothing else is asked.
+  quick = accountant.get_worst_case_epsilon(0.9 * _DELTA)
+  assert quick > epsilon
+  monkeypatch.setattr(BayesianAccountant, 'get_epsilon', None)
+  assert not accountant.exceeds(quick, _DELTA)
+  with pytest.raises(TypeError):
+    accountant.exceeds(epsilon, _DELTA)
+
+
+@pytest.mark.parametrize(
+  ('settings', 'claim', 'names'),
+  [
+    *(
+      ({'estimator': name}, name, ('dp', 'each', 'census', 'sample', 'paper'))
+      for name in _EXACT
+    ),
+    ({'estimator': 'betting'}, 'sample', ('dp', 'sample')),
+    ({'estimator': 'population'}, 'census', ('dp', 'census')),
+    ({'estimator': 'student_t'}, 'paper', ('dp', 'paper')),
+  ],
+)
+def test_an_accountant_knows_its_claims_before_any_round(
+  settings, claim, names
+):
+  accountant = BayesianAccountant(**settings)
+  assert (accountant.claim, accountant.claim_names) == (claim, names)
+  rows = accountant.compose(_random_event(), 3).report(_DELTA)
+  assert tuple(row.claim.name for row in rows) == names
+  epsilons = {row.claim.name: row.epsilon for row in rows}
+  assert epsilons[claim] == accountant.get_epsilon(_DELTA)

@@ -93,7 +93,7 @@ def test_the_report_directory_has_all_that_was_promised(runs, level):
   assert f'Report: {directory / "report.html"}' in printed
   for claim in ('dp', 'sample', 'paper'):
     assert re.search(rf'^{claim}[* ]', printed, re.M)
-  everybody = level in ('client', 'joint')  # All clients are in the panel.
+  everybody = level in ('client', *_BOTH)  # All clients are in the panel.
   for claim in ('census', 'each'):
     assert bool(re.search(rf'^{claim}[* ]', printed, re.M)) == everybody
 
@@ -128,8 +128,8 @@ def test_every_row_has_epsilons_of_what_is_protected(runs, level):
     dp = last[f'{prefix}dp_epsilon']
     for claim in ('each', 'census', 'sample'):
       # Bounds that may fail keep a tenth of delta, which DP does not.
-      slack = -np.log(0.9) if claim == 'sample' else 0
-      assert 0 <= last.get(f'{prefix}{claim}_epsilon', 0.0) <= dp + slack
+      most = 1.02 * dp if claim == 'sample' else dp
+      assert 0 <= last.get(f'{prefix}{claim}_epsilon', 0.0) <= most
     assert dp < np.inf
 
 

@@ -18,7 +18,7 @@ from tf_bdp.training import plan as plan_lib
 
 CHECKPOINT_FILE = 'checkpoint.npz'
 PRIVATE_FILE = 'PRIVATE.txt'
-# What is in a run's directory before the model is published, or instead of it.
+# Said beside the files of a run, and on its page.
 PRIVATE = (
   'metrics.csv, tensorboard, checkpoint.npz, distances.npz and '
   'local_epsilons.csv are private: they tell how many clients took part in '
