@@ -31,7 +31,7 @@ def _gaussian_delta(epsilon, mu):
 
 @pytest.mark.parametrize('epsilon', [0.0, 0.01, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize('share', [0.01, 0.3, 1.0])
-def test_one_round_is_theorem_ten_of_balle_barthe_and_gaboardi(share, epsilon):
+def test_one_round_is_theorem_nine_of_balle_barthe_and_gaboardi(share, epsilon):
   inner = math.log1p(math.expm1(epsilon) / share)
   wanted = share * _gaussian_delta(inner, 1.5)
   found = replace_one.round_deltas(np.array([epsilon]), 1.5, share)[0]

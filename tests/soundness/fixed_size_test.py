@@ -81,7 +81,7 @@ def test_a_plan_of_a_fixed_number_is_accounted_for_as_replace_one(kind):
   accountant = _accountant(_plan(kind))
   epsilon = accountant.get_epsilon(_DELTA)
   assert _delta_of_two_clients(epsilon) <= _DELTA
-  # By Theorem 10 of Balle, Barthe and Gaboardi, composed on a fine grid.
+  # By Theorem 9 of Balle, Barthe and Gaboardi, composed on a fine grid.
   assert epsilon == pytest.approx(7.805, abs=0.005)
   relation = dp_accounting.NeighboringRelation.REPLACE_ONE
   assert accountant.neighboring_relation is relation
