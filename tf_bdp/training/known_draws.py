@@ -86,8 +86,8 @@ def sentence(
   rows = report(unit, plan, progress)
   figures = ', '.join(f'{row.claim.name} {row.epsilon:.3f}' for row in rows)
   return (
-    f'Epsilon of {unit}s without amplification at delta = {rows[0].delta:g}, by '
-    f'claim: {figures}.'
+    f'Epsilon of {unit}s without amplification, at delta = {rows[0].delta:g}, '
+    f'by claim: {figures}.'
   )
 
 
