@@ -198,7 +198,41 @@ def test_distances_of_clients_that_are_no_panel_are_not_saved_as_one(tmp_path):
     assert row['epsilon'] == pytest.approx(wanted[name]['epsilon'], rel=1e-3)
 
 
+def test_held_out_clients_have_a_file_and_a_finding_of_their_own(tmp_path):
+  flags = ('--held_out_clients=4', '--rounds=1')
+  result = _train(tmp_path, *_flags('client'), *flags)
+  assert result.code == 0, result.errors
+  with np.load(tmp_path / 'held_out_distances.npz') as file:
+    assert file['distances'].shape == (1, 4)
+  page = (tmp_path / 'report.html').read_text()
+  assert 'held-out gap' in page
+  assert '4 clients, drawn at random, never trained' in page
+
+
+def test_a_fixed_number_of_clients_has_a_report_of_dp_alone(tmp_path):
+  result = _train(
+    tmp_path, *_flags('client'), '--sampling=fixed_size', '--rounds=2'
+  )
+  assert result.code == 0, result.errors
+  assert 'DP, PLD' in result.printed
+  assert 'BDP' not in result.printed
+  assert [row['participants'] for row in scripts.rows(tmp_path)] == ['6', '6']
+  page = (tmp_path / 'report.html').read_text()
+  assert 'replace-one adjacency' in page
+
+
 # Runs that go on.
+
+
+def test_a_run_of_secret_draws_can_be_resumed(tmp_path):
+  flags = [f for f in _flags('client') if not f.startswith('--sampling_seed')]
+  for more in (('--rounds=2',), ('--rounds=4', '--resume')):
+    result = _train(tmp_path, *flags, *more, report=False)
+    assert result.code == 0, result.errors
+  assert len(scripts.rows(tmp_path)) == 4
+  contents = checkpoint.load(tmp_path / 'checkpoint.npz').contents
+  assert len(bytes.fromhex(contents['private_panel_key'])) == 32
+  assert contents['settings']['sampling_seed'] is None
 
 
 def test_another_run_is_not_overwritten_and_other_settings_are_named(

@@ -7,7 +7,7 @@ other contribute, up to twice the clip norm.
 
 With δ_M(ε) of the mechanism on the units drawn and γ = n/N, a round has
 δ(log(1 + γ(e^ε - 1))) <= γ δ_M(ε) for ε >= 0 (Balle, Barthe and Gaboardi 2018,
-"Privacy amplification by subsampling", Theorem 10). Replacing is symmetric, so
+"Privacy amplification by subsampling", Theorem 9). Replacing is symmetric, so
 with α = e^ε the bound for α < 1 is that of 1/α seen from the other side. Both
 together are the privacy profile of a pair of distributions that dominates the
 round, and products of such pairs dominate all rounds (Zhu, Dong and Wang 2022,

@@ -334,6 +334,7 @@ class Plan:
       max(data.holdings), algorithm.client_batch_size
     )
     accounting = groups.get('accounting', Accounting())
+    _check_some_train(data.client_count, accounting.held_out_clients)
     facts = mechanisms.Facts(
       data.holdings,
       algorithm.client_batch_size,
@@ -519,11 +520,7 @@ class Plan:
         'clients protected by noise of the server alone. Found '
         f'held_out_clients = {held_out} with --level={self.mechanism.level}.'
       )
-    if self.training_client_count < 1:
-      raise ValueError(
-        f'held_out_clients must leave clients that train. Found {held_out} of '
-        f'{self.client_count}.'
-      )
+    _check_some_train(self.client_count, held_out)
     if not self.panel_size:
       raise ValueError(
         'held_out_clients are measured beside a panel. Found panel_size = 0 '
@@ -737,6 +734,14 @@ class Plan:
       'secure_aggregation': self.secure_aggregation,
       **options.to_flat(*groups),
     }
+
+
+def _check_some_train(client_count: int, held_out: int) -> None:
+  if held_out >= client_count:
+    raise ValueError(
+      f'held_out_clients must leave clients that train. Found {held_out} of '
+      f'{client_count}.'
+    )
 
 
 def public_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
