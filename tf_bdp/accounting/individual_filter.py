@@ -57,8 +57,9 @@ class IndividualFilter:
   participation_probability: float
   order: Optional[int]
   budget: float
-  spent: np.ndarray
-  left: np.ndarray
+  # Private data do not belong in messages.
+  spent: np.ndarray = dataclasses.field(repr=False)
+  left: np.ndarray = dataclasses.field(repr=False)
 
   @classmethod
   def create(

@@ -137,8 +137,11 @@ def _rounds(
 
 
 def _check_usable(done: engines.Round, number: int) -> None:
-  failed = done.measurements.failed_clients
-  if failed and not done.measurements.participants:
+  measured = done.measurements
+  if measured.dropped is not None and np.any(measured.dropped):
+    return  # The others have left, and that must not show.
+  failed = measured.failed_clients
+  if failed and not measured.participants:
     raise RuntimeError(
       f'No update of round {number + 1} could be used: all {failed} were NaN, '
       'infinite or zero. Lower the learning rate.'
