@@ -91,7 +91,9 @@ def test_a_client_leaves_before_the_round_that_would_exceed_and_for_good(q):
   for _ in range(1000):
     admitted = accounts.admits(range(4), squared)
     stayed += admitted
-    accounts = accounts.charged(np.where(admitted, squared, 0.0), ~admitted)
+    accounts = accounts.charged(
+      range(4), np.where(admitted, squared, 0.0), ~admitted
+    )
     assert np.all(accounts.spent <= accounts.budget)
   assert stayed.tolist() == [*wanted, 1000]
   assert accounts.active == 1
@@ -127,8 +129,22 @@ def test_messages_do_not_show_what_clients_spent():
 
 def test_accounts_are_frozen():
   before = _filter()
-  after = before.charged(np.full(4, 0.1), _FREE)
+  after = before.charged(range(4), np.full(4, 0.1), _FREE)
   assert np.all(before.spent == 0) and np.all(after.spent > 0)
+
+
+def test_clients_may_be_in_any_order():
+  accounts = _filter()
+  squared = np.array([0.01, 0.02, 0.03, 0.04])
+  order = [2, 0, 3, 1]
+  dropped = np.array([False, True, False, False])
+  found = accounts.charged(order, squared[order], dropped[order])
+  wanted = accounts.charged(range(4), squared, dropped)
+  np.testing.assert_array_equal(found.spent, wanted.spent)
+  np.testing.assert_array_equal(found.left, wanted.left)
+  for clients in ([0, 1, 2], [0, 1, 2, 2]):
+    with pytest.raises(RuntimeError, match='All 4 clients are charged'):
+      accounts.charged(clients, squared[: len(clients)], dropped[clients])
 
 
 # An engine that does not keep to the filter.
@@ -137,18 +153,20 @@ def test_accounts_are_frozen():
 def test_an_engine_that_lets_a_client_through_is_caught():
   accounts = _filter()
   squared = np.array([0.9 * accounts.budget, 0.0, 0.0, 0.0])
-  accounts = accounts.charged(squared, _FREE)
+  accounts = accounts.charged(range(4), squared, _FREE)
   with pytest.raises(RuntimeError, match='must not be released'):
-    accounts.charged(squared, _FREE)
-  gone = accounts.charged(np.zeros(4), np.array([True, False, False, False]))
+    accounts.charged(range(4), squared, _FREE)
+  gone = accounts.charged(
+    range(4), np.zeros(4), np.array([True, False, False, False])
+  )
   with pytest.raises(RuntimeError, match='must not be released'):
-    gone.charged(np.zeros(4), _FREE)
+    gone.charged(range(4), np.zeros(4), _FREE)
 
 
 @pytest.mark.parametrize('dropped', [None, np.zeros(3, bool)])
 def test_an_engine_that_knows_no_filter_is_caught(dropped):
   with pytest.raises(RuntimeError, match='which clients the filter kept out'):
-    _filter().charged(np.zeros(4), dropped)
+    _filter().charged(range(4), np.zeros(4), dropped)
 
 
 # Checkpoints.
@@ -156,8 +174,10 @@ def test_an_engine_that_knows_no_filter_is_caught(dropped):
 
 @pytest.mark.parametrize('q', [1.0, 0.1])
 def test_accounts_are_restored_with_their_order(q):
-  accounts = _filter(q=q, rounds=10).charged(np.full(4, 0.01), _FREE)
-  accounts = accounts.charged(np.zeros(4), np.array([True, False, False, True]))
+  accounts = _filter(q=q, rounds=10).charged(range(4), np.full(4, 0.01), _FREE)
+  accounts = accounts.charged(
+    range(4), np.zeros(4), np.array([True, False, False, True])
+  )
   # Now more rounds are planned, for which another order would be better.
   fresh = _filter(q=q, rounds=10_000)
   assert (fresh.order == accounts.order) == (q == 1)

@@ -97,7 +97,9 @@ def _simulate(accounts, client, rounds, there, seed, leaves_late=False):
       spent += accounts.costs(sent**2)
     else:
       admitted = accounts.admits(everybody, sent**2)
-      accounts = accounts.charged(np.where(admitted, sent**2, 0.0), ~admitted)
+      accounts = accounts.charged(
+        everybody, np.where(admitted, sent**2, 0.0), ~admitted
+      )
     sent = np.where(admitted, sent, 0.0)
     came = generator.random(_RUNS) < q
     output = generator.normal(size=_RUNS) + there * came * sent
@@ -153,7 +155,8 @@ def test_a_client_that_grows_never_exceeds_its_budget(q):
   for _ in range(60):
     squared = np.array([norm**2])
     admitted = accounts.admits([0], squared)
-    accounts = accounts.charged(np.where(admitted, squared, 0.0), ~admitted)
+    squared = np.where(admitted, squared, 0.0)
+    accounts = accounts.charged([0], squared, ~admitted)
     assert accounts.spent[0] <= accounts.budget
     # The order is that of the beginning, whatever the client sends.
     assert accounts.order == order
@@ -232,7 +235,9 @@ def test_two_rounds_by_quadrature(first, late):
   )
   distance = first * math.sqrt(accounts.budget)
   squared = np.full(points.size, distance**2)
-  accounts = accounts.charged(squared, np.zeros(points.size, bool))
+  accounts = accounts.charged(
+    np.arange(points.size), squared, np.zeros(points.size, bool)
+  )
   loss = distance * points - distance**2 / 2
   # Nothing is sent after an output that speaks against the client.
   goes_on = loss > -distance

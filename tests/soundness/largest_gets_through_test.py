@@ -120,7 +120,7 @@ def test_the_filter_covers_it(world):
   ):
     admitted = accounts.admits(range(clients), squared)
     kept = np.where(admitted, squared, 0.0)
-    accounts = accounts.charged(kept, ~admitted)
+    accounts = accounts.charged(range(clients), kept, ~admitted)
     sent.append(math.sqrt(kept[0]))
   assert sent[0] == first and sent[1] == 0
   assert _true_delta(clients, *sent, epsilon) <= claimed

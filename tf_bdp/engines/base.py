@@ -66,7 +66,7 @@ class Engine(abc.ABC):
       )
     arguments: tuple[Any, ...] = (state, round_number, participants, panel)
     if budgets is not None:
-      if list(panel) != list(range(self.client_count)):
+      if sorted(panel) != list(range(self.client_count)):
         raise ValueError(
           "A filter of clients' own budgets measures all of them in every "
           f'round. Found a panel of {len(panel)} of {self.client_count}.'

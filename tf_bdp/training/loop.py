@@ -116,9 +116,10 @@ def _rounds(
       return
     participants = sampler.participants(number).tolist()
     done = engine.run_round(
-      progress.state, number, participants, panel, progress.budgets
+      progress.state, number, participants, panel, budgets=progress.budgets
     )
     _check_usable(done, number)
+    budgets = stopping.charged(plan, progress.budgets, panel, done.measurements)
     accountants = {
       unit: accountant.copy().compose(done.events[unit])
       for unit, accountant in progress.accountants.items()
@@ -130,6 +131,7 @@ def _rounds(
       # The round's result is dropped unseen: nothing is released.
       yield dataclasses.replace(progress, stopped=stopped)
       return
+    progress = dataclasses.replace(progress, budgets=budgets)
     progress = _advanced(
       engine, plan, evaluate, progress, done, accountants, start
     )
@@ -198,10 +200,8 @@ def _advanced(
     prefix = '' if unit == plan.mechanism.units[0] else f'{unit}_'
     row[f'{prefix}dp_epsilon'] = accountant.get_worst_case_epsilon(delta)
     row[f'{prefix}bdp_epsilon'] = _epsilon(accountant, delta)
-  budgets = progress.budgets
-  if budgets is not None:
-    budgets = stopping.charged(plan, budgets, measured)
-    row['active_clients'] = budgets.active
+  if progress.budgets is not None:
+    row['active_clients'] = progress.budgets.active
   progress = dataclasses.replace(
     progress,
     state=done.state,
@@ -209,7 +209,6 @@ def _advanced(
     rows=[*progress.rows, row],
     measurements=[*progress.measurements, measured],
     events=[*progress.events, done.events],
-    budgets=budgets,
     averaged=_averaged(
       engine.model_weights(done.state),
       progress,
