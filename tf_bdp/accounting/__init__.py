@@ -21,6 +21,9 @@ from tf_bdp.accounting.events import (
 from tf_bdp.accounting.events import (
   ReportedCostEvent as ReportedCostEvent,
 )
+from tf_bdp.accounting.individual_filter import (
+  IndividualFilter as IndividualFilter,
+)
 from tf_bdp.accounting.mean_bounds import (
   bernstein as bernstein,
 )

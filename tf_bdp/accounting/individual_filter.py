@@ -57,8 +57,9 @@ class IndividualFilter:
   participation_probability: float
   order: Optional[int]
   budget: float
-  spent: np.ndarray
-  left: np.ndarray
+  # Private data do not belong in messages.
+  spent: np.ndarray = dataclasses.field(repr=False)
+  left: np.ndarray = dataclasses.field(repr=False)
 
   @classmethod
   def create(
@@ -126,27 +127,38 @@ class IndividualFilter:
     return ~self.left[rows] & (after <= self.budget)
 
   def charged(
-    self, squared_distances: np.ndarray, dropped: Optional[np.ndarray]
+    self,
+    clients: Sequence[int],
+    squared_distances: np.ndarray,
+    dropped: Optional[np.ndarray],
   ) -> 'IndividualFilter':
     """Returns the accounts after a round.
 
     Args:
-      squared_distances: r² of all clients, in order, coming or not.
+      clients: All clients, in the order of what follows.
+      squared_distances: Their r², whether they came or not.
       dropped: Which of them could not have come, because `admits` was false.
 
     Raises:
       RuntimeError: A client was let through that should not have been.
     """
-    if dropped is None or np.shape(dropped) != self.left.shape:
+    rows = np.asarray(clients, np.int64)
+    if not np.array_equal(np.sort(rows), np.arange(self.left.size)):
+      raise RuntimeError(
+        f'All {self.left.size} clients are charged in every round. Found '
+        f'{rows.size}.'
+      )
+    if dropped is None or np.shape(dropped) != rows.shape:
       raise RuntimeError(
         'The engine does not say which clients the filter kept out, so nothing '
         'is known about their budgets. Use an engine that takes a filter.'
       )
-    left = self.left | dropped
-    spent = self.spent + np.where(left, 0.0, self.costs(squared_distances))
-    if np.any(self.left & ~dropped) or np.any(
-      spent > self.budget * (1 + _SAME)
-    ):
+    costs, left = np.zeros(rows.size), np.zeros(rows.size, bool)
+    costs[rows] = self.costs(squared_distances)
+    left[rows] = dropped
+    let_in_again = self.left & ~left
+    spent = self.spent + np.where(left, 0.0, costs)
+    if np.any(let_in_again) or np.any(spent > self.budget * (1 + _SAME)):
       raise RuntimeError(
         'The engine let clients through that would exceed their own budgets: '
         'the round must not be released.'

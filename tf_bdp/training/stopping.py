@@ -5,7 +5,7 @@ not depend on data, so to stop at it tells nothing; to stop at a Bayesian ε
 tells what that ε was measured on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Optional
 
 import dp_accounting
@@ -120,10 +120,20 @@ def _not_even_one(plan: plan_lib.Plan) -> ValueError:
 
 def charged(
   plan: plan_lib.Plan,
-  budgets: individual_filter.IndividualFilter,
+  budgets: Optional[individual_filter.IndividualFilter],
+  clients: Sequence[int],
   measured: measurements_lib.Measurements,
-) -> individual_filter.IndividualFilter:
-  """Returns the clients' own accounts after a round; see `IndividualFilter`."""
+) -> Optional[individual_filter.IndividualFilter]:
+  """Returns the clients' own accounts after a round, if they are kept.
+
+  Args:
+    plan: The plan of the run.
+    budgets: The accounts before the round.
+    clients: The panel, which is all clients.
+    measured: What was measured of them.
+  """
+  if budgets is None:
+    return None
   mechanism = plan.mechanism
   assert isinstance(mechanism, client.ClientMechanism)
   squared = mechanism.squared_distances(
@@ -132,4 +142,4 @@ def charged(
     measured.participants,
     measured.clip_norm,
   )
-  return budgets.charged(squared, measured.dropped)
+  return budgets.charged(clients, squared, measured.dropped)
