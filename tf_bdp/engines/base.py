@@ -74,11 +74,7 @@ class Engine(abc.ABC):
       *(state, round_number, participants, measured_clients),
     )
     if budgets is not None:
-<<<<<<< HEAD
-      if measured_clients != list(range(self.client_count)):
-=======
       if sorted(panel) != list(range(self.client_count)):
->>>>>>> filter
         raise ValueError(
           "A filter of clients' own budgets measures all of them in every "
           f'round. Found a panel of {len(panel)} of {self.client_count}.'

@@ -31,9 +31,6 @@ def of_run(
       'away: this is an experiment, not protection.'
     )
   notes.append(_of_draws(plan))
-  if plan.seeds.sampling_seed is not None:
-    units = plan.mechanism.units
-    notes += [known_draws.sentence(unit, plan, progress) for unit in units]
   if plan.is_panel('client') and plan.mechanism.local is None:
     notes.append(_of_halves(plan))
   if plan.schedule.engine == 'tff' and seed is None:

@@ -74,18 +74,6 @@ def report(
   return claims.report(epsilons, delta, asked_for)
 
 
-def sentence(
-  unit: str, plan: plan_lib.Plan, progress: progress_lib.Progress
-) -> str:
-  """Returns the figures of `report` as a sentence."""
-  rows = report(unit, plan, progress)
-  figures = ', '.join(f'{row.claim.name} {row.epsilon:.3f}' for row in rows)
-  return (
-    f'Epsilon of {unit}s without amplification, at delta = {rows[0].delta:g}, '
-    f'by claim: {figures}.'
-  )
-
-
 def _took_part(plan: plan_lib.Plan, rounds: int) -> list[np.ndarray]:
   """Returns whether each client took part, for every round."""
   clients = np.arange(plan.client_count)

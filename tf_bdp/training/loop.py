@@ -137,16 +137,10 @@ def _rounds(
       return
     participants = sampler.participants(number).tolist()
     done = engine.run_round(
-<<<<<<< HEAD
       progress.state, number, participants, panel, held_out, progress.budgets
     )
     _check_usable(done, number, plan.mechanism.aggregation.counts_failed)
-=======
-      progress.state, number, participants, panel, budgets=progress.budgets
-    )
-    _check_usable(done, number)
     budgets = stopping.charged(plan, progress.budgets, panel, done.measurements)
->>>>>>> filter
     accountants = {
       unit: accountant.copy().compose(done.events[unit])
       for unit, accountant in progress.accountants.items()
@@ -166,21 +160,15 @@ def _rounds(
     yield progress
 
 
-<<<<<<< HEAD
 def _check_usable(
   done: engines.Round, number: int, counts_failed: bool
 ) -> None:
-  failed = done.measurements.failed_clients
-  usable = done.measurements.participants - (failed if counts_failed else 0)
-  if failed and not usable:
-=======
-def _check_usable(done: engines.Round, number: int) -> None:
   measured = done.measurements
   if measured.dropped is not None and np.any(measured.dropped):
     return  # The others have left, and that must not show.
   failed = measured.failed_clients
-  if failed and not measured.participants:
->>>>>>> filter
+  usable = measured.participants - (failed if counts_failed else 0)
+  if failed and not usable:
     raise RuntimeError(
       f'No update of round {number + 1} could be used: all {failed} were NaN, '
       'infinite or zero. Lower the learning rate.'
@@ -226,20 +214,8 @@ def _advanced(
     'loss': '',
     **dict.fromkeys(plan.epsilon_columns(), ''),
   }
-<<<<<<< HEAD
-  budgets = progress.budgets
-  if budgets is not None:
-    budgets = stopping.charged(plan, budgets, measured)
-    row['active_clients'] = budgets.active
-=======
-  for unit, accountant in accountants.items():
-    delta = plan.delta_of(unit)
-    prefix = '' if unit == plan.mechanism.units[0] else f'{unit}_'
-    row[f'{prefix}dp_epsilon'] = accountant.get_worst_case_epsilon(delta)
-    row[f'{prefix}bdp_epsilon'] = _epsilon(accountant, delta)
   if progress.budgets is not None:
     row['active_clients'] = progress.budgets.active
->>>>>>> filter
   progress = dataclasses.replace(
     progress,
     state=done.state,
