@@ -10,7 +10,7 @@ import dp_accounting
 
 from tf_bdp import validation
 from tf_bdp.accounting import accountant as accountant_lib
-from tf_bdp.accounting import events, ledger, mean_bounds
+from tf_bdp.accounting import events, ledger, mean_bounds, mixtures
 
 # A privacy loss distribution takes memory and time in proportion to ε over the
 # steps of its grid. Coarser steps are used for larger ε, which errs on the safe
@@ -180,9 +180,15 @@ def _compared(row: Row, dp_rows: Sequence[Row]) -> Row:
 def _grouped(entries: Iterable[ledger.Entry]) -> list[ledger.Entry]:
   """Merges rounds that are alike, wherever they stand: DP does not mind."""
   counts: collections.Counter[tuple[float, float]] = collections.Counter()
+  labelled = []
   for entry in entries:
-    counts[entry[:2]] += entry.repeats
-  return [ledger.Entry(*key, False, n) for key, n in sorted(counts.items())]
+    if entry.groups:
+      labelled.append(entry)
+    else:
+      worst = mixtures.largest(entry.worst_cases)
+      counts[worst, entry.participation_probability] += entry.repeats
+  merged = [ledger.Entry(*key, False, n) for key, n in sorted(counts.items())]
+  return [*merged, *labelled]
 
 
 def _dp_rows(
@@ -226,6 +232,7 @@ def _dp_rows_with_inclusion(
       entry.participation_probability,
       entry.squared_distance,
       inclusion_probability=entry.inclusion_probability,
+      worst_case_mixture=entry.mixture or None,
     )
     accountant.compose(event, entry.repeats)
   epsilon = accountant.get_worst_case_epsilon(delta)
