@@ -340,6 +340,15 @@ def test_labels_are_one_for_each_group_and_all_different(labels):
     events.ParallelEvent([_group(), _group()], labels)
 
 
+def test_labels_leave_nobody_out():
+  event = events.ParallelEvent([_group()], other_participation_probability=0.7)
+  assert event.participation_probability == 0.7
+  with pytest.raises(ValueError, match='Labels tell who alone lost anything'):
+    attr.evolve(event, labels=(3,))
+  with pytest.raises(ValueError, match='between 0 and 1'):
+    attr.evolve(event, other_participation_probability=1.5)
+
+
 # --- Many labels.
 
 

@@ -13,6 +13,7 @@ from scipy import special, stats
 from tests.accounting import builders, oracles
 from tf_bdp.accounting import accountant as accountant_lib
 from tf_bdp.accounting import (
+  comparison,
   events,
   ledger,
   mean_bounds,
@@ -509,3 +510,13 @@ def test_the_ledger_has_few_parts_and_the_limit_of_the_round():
   ((_, known),) = ledger.rounds_of(events.MixedGaussianEvent(mixture, 0.1))
   assert known.realised == known
   assert known.squared_distance == max(r2 for _, r2 in mixture)
+
+
+def test_rows_of_dp_are_never_below_what_dp_is_charged():
+  event = _event(worst=0.02, units=5)  # A lucky draw.
+  rows = {row.method: row for row in comparison.compare([event] * 5, _DELTA)}
+  charged = BayesianAccountant().compose(event, 5).get_dp_epsilon(_DELTA)
+  assert charged <= rows['DP, PLD'].epsilon <= rows['DP, RDP'].epsilon
+  assert rows['DP, PLD'].epsilon == pytest.approx(
+    _dp_epsilon(builders.sampled_gaussian(0.1, 1.0), 5), rel=1e-2
+  )

@@ -538,8 +538,19 @@ def test_a_panel_of_all_clients_is_charged_for_the_rounds_of_each(level):
   assert found._costs(0.0) == pytest.approx(np.max(costs, axis=0), rel=1e-5)
 
 
+@pytest.mark.parametrize('level', ['instance_parallel', 'instance_aggregate'])
+def test_dp_covers_clients_outside_of_the_panel_that_have_fewer_examples(level):
+  mechanism = _mechanism(level, panel_examples=5, smallest_holding=8)
+  part = {0: np.zeros((1, 5)), 7: np.zeros((1, 5))}
+  groups = _panel_round(part, mechanism, range(3), {7})
+  ((_, entry),) = ledger.rounds_of(_example_event(mechanism, groups, 2))
+  assert entry.participation_probability == _BATCH / 8  # And not of 20.
+
+
 def test_where_others_than_the_panel_took_part_the_round_is_everybodys():
-  mechanism = _mechanism('instance_parallel', panel_examples=5)
+  mechanism = _mechanism(
+    'instance_parallel', panel_examples=5, smallest_holding=20
+  )
   history = _history(mechanism)
   accountant = _accountant('panel', estimator='population')
   expected = 0

@@ -124,6 +124,14 @@ def test_noise_has_a_default_by_where_it_is_added():
     assert plan.mechanism.noise_multiplier == noise
 
 
+@pytest.mark.parametrize('level', ['client', 'split'])
+def test_the_least_number_of_participants_is_a_setting(level):
+  for given, wanted in ((None, 1), (3, 3)):
+    plan = runs.plan(level, least_participants=given)
+    assert plan.mechanism.aggregation.least_participants == wanted
+    assert plan.settings()['mechanism_least_participants'] == wanted
+
+
 @pytest.mark.parametrize('level', runs.LEVELS)
 def test_composition_is_by_panels_where_there_are_and_else_by_hoelder(level):
   wanted = {
@@ -448,7 +456,21 @@ def test_public_settings_say_that_seeds_were_given_and_not_which():
         {'joint_reference': 'last_mean'},
       )
     ),
+    *(
+      (
+        *(level, {'least_participants': 2}),
+        f'--least_participants has no effect with --level={level}',
+      )
+      for level in ('instance_parallel', 'joint')
+    ),
     # Mechanisms.
+    ('client', {'least_participants': 0}, 'least_participants must be a pos'),
+    ('client', {'least_participants': 9}, 'at most the number of clients, 8'),
+    ('split', {'least_participants': 9}, 'at most the number of clients, 8'),
+    (
+      *('client', {'least_participants': 2, 'mechanism': 'sum'}),
+      "least_participants is for the mechanism 'mean'",
+    ),
     ('joint', {'noise_multiplier': -1.0}, 'noise_multiplier must be non-neg'),
     ('joint', {'noise_multiplier': np.nan}, 'noise_multiplier must be non-neg'),
     (

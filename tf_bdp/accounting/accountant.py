@@ -168,7 +168,9 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       self._paper = BayesianAccountant.paper(
         orders=self._orders, estimator_delta=estimator_delta
       )
+    # Found when needed, and kept until another round is composed.
     self._profiles_of_units: Optional[privacy_profiles.Profiles] = None
+    self._charged_rounds: Optional[worst_case.RoundsByLabel] = None
 
   @classmethod
   def paper(
@@ -286,7 +288,7 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       self._for_paper = (*self._for_paper, (event, count))
       if max(len(self._for_paper), len(rounds)) >= _MOST_WAITING:
         self._paper, self._for_paper = self._paper_so_far(), ()
-    self._profiles_of_units = None
+    self._profiles_of_units = self._charged_rounds = None
     return self
 
   def _maybe_compose(
@@ -558,7 +560,7 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     )
     self._units, self._group_sizes = seen.units, seen.group_sizes
     self._paper, self._for_paper = paper, ()
-    self._profiles_of_units = None
+    self._profiles_of_units = self._charged_rounds = None
 
   def _check(self, rounds: Iterable[tuple[Any, ledger_lib.Entry]]) -> None:
     """Raises ValueError if rounds do not fit the settings or what was seen."""
@@ -689,27 +691,37 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
           units = units.added(squared, q, a, count)
       self._profiles_of_units = units.profiles(
         least_epsilon=max(
-          worst_case.profiles(self._entries).largest_epsilon,
+          worst_case.profiles(self._charged()).largest_epsilon,
           worst_case.profiles(self._realised()).largest_epsilon,
         ),
         mixed=mixed,
       )
     return self._profiles_of_units
 
-  def _realised(self) -> list[ledger_lib.Entry]:
+  def _charged(self) -> worst_case.RoundsByLabel:
+    """Returns the rounds as differential privacy is charged for them."""
+    if self._charged_rounds is None:
+      self._charged_rounds = worst_case.by_label(self._entries)
+    return self._charged_rounds
+
+  def _realised(self, only_estimated: bool = False) -> worst_case.RoundsByLabel:
     """Returns the rounds at the largest r² that any unit could have in them.
 
     It limits estimates. What differential privacy is charged may be less, where
     the worst case of a round is drawn and this one was an unlucky draw.
     """
-    return [entry.realised for entry in self._entries]
+    return worst_case.by_label(
+      entry.realised
+      for entry in self._entries
+      if entry.estimated or not only_estimated
+    )
 
   def _claimed_epsilon(self, claim: str, delta: float) -> float:
     """Returns ε of a claim by exact divergences, never above DP."""
     if self._is_non_private():
       return math.inf
     kept = 0.0
-    largest = worst_case.profiles(self._entries).largest_epsilon
+    largest = worst_case.profiles(self._charged()).largest_epsilon
     if claim != 'dp':
       kept = self._delta_for_bounds(delta, claim)
       largest = max(largest, self._profiles().largest_epsilon)
@@ -735,7 +747,7 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     falls with ε, so that the ε reported is below the true one only if it fails
     at the true one: δ′ is spent once.
     """
-    worst = worst_case.profiles(self._entries)
+    worst = worst_case.profiles(self._charged())
 
     def limit(epsilon: float, failure_probability: float = 0.0) -> float:
       del failure_probability
@@ -823,9 +835,10 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     bounds = self._bounds_taken()
     # Where no bound is taken, the probability that one fails is not used.
     failure = delta_for_bounds / bounds if bounds else 0.5
-    worst = self._costs_by_label(self._entries)
+    worst = self._costs_of(self._charged())
     known = [entry for entry in self._entries if not entry.estimated]
-    costs = self._costs_by_label(known)[None] + round_bounds.totals(
+    costs = self._costs_of(worst_case.by_label(known))[None]
+    costs = costs + round_bounds.totals(
       self._rounds,
       list(worst),
       len(self._orders),
@@ -834,8 +847,8 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     )
     if self._panels:
       kind = mean_bounds.ESTIMATORS[self._estimator]
-      estimated = [entry for entry in self._realised() if entry.estimated]
-      limit = np.max([*self._costs_by_label(estimated).values()], axis=0)
+      limits = self._costs_of(self._realised(only_estimated=True))
+      limit = np.max([*limits.values()], axis=0)
       samples = tuple(kind.from_sample(panel, limit) for panel in self._panels)
       part = round_bounds.RoundBounds(samples, 1)
       costs = costs + part.log_upper_bound(failure)
@@ -843,12 +856,12 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
 
   def _worst_case_costs(self) -> np.ndarray:
     """Returns the costs of differential privacy, of whom loses most."""
-    return np.max([*self._costs_by_label(self._entries).values()], axis=0)
+    return np.max([*self._costs_of(self._charged()).values()], axis=0)
 
-  def _costs_by_label(
-    self, entries: Sequence[ledger_lib.Entry]
+  def _costs_of(
+    self, rounds: worst_case.RoundsByLabel
   ) -> dict[Optional[int], np.ndarray]:
-    return worst_case.costs(entries, self._orders, self._direction)
+    return worst_case.costs(rounds, self._orders, self._direction)
 
   def _estimated_rounds(self) -> int:
     return sum(entry.repeats for entry in self._entries if entry.estimated)

@@ -138,6 +138,8 @@ class ParallelEvent(dp_accounting.DpEvent):
     labels: Which group each is, such as the client's number, if groups change
       from round to round: what a unit loses is then added up over the rounds of
       its own group. Without labels the largest cost of each round is added up.
+    other_participation_probability: The largest q of units in groups that took
+      part without being measured, for which the worst case must hold as well.
   """
 
   groups: tuple[BayesianGaussianEvent, ...] = attr.ib(
@@ -149,8 +151,12 @@ class ParallelEvent(dp_accounting.DpEvent):
   labels: Optional[tuple[int, ...]] = attr.ib(
     default=None, converter=attr.converters.optional(_convert_labels)
   )
+  other_participation_probability: float = attr.ib(default=0.0, converter=float)
 
   def __attrs_post_init__(self) -> None:
+    validation.check_probability(
+      'other_participation_probability', self.other_participation_probability
+    )
     if not self.groups:
       raise ValueError('groups must be at least one event. Found none.')
     if self.labels is not None and (
@@ -158,6 +164,12 @@ class ParallelEvent(dp_accounting.DpEvent):
       or len(self.labels) != len(self.groups)
     ):
       raise ValueError('labels must be one for each group, all different.')
+    if self.labels is not None and self.other_participation_probability:
+      raise ValueError(
+        'Labels tell who alone lost anything: with them, all groups that took '
+        'part must be there, and other_participation_probability be 0. Found '
+        f'{self.other_participation_probability}.'
+      )
     if len({group.panel for group in self.groups}) > 1:
       raise ValueError('All groups must be panels, or none.')
 
@@ -169,7 +181,10 @@ class ParallelEvent(dp_accounting.DpEvent):
   @property
   def participation_probability(self) -> float:
     """The largest q of all groups."""
-    return max(group.participation_probability for group in self.groups)
+    return max(
+      self.other_participation_probability,
+      *(group.participation_probability for group in self.groups),
+    )
 
   @property
   def inclusion_probability(self) -> float:

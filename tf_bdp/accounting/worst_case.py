@@ -53,15 +53,12 @@ class Kind(NamedTuple):
 
 # Rounds of a group: how many there were of each kind, in order.
 Rounds = tuple[tuple[Kind, int], ...]
+# Of each label; of None alone, if there are no labels.
+RoundsByLabel = dict[Optional[int], Rounds]
 
 
-def by_label(
-  entries: Iterable[ledger.Entry],
-) -> dict[Optional[int], Rounds]:
-  """Returns the rounds of each label; of None, if there are no labels.
-
-  Rounds that count for everybody are with each of them.
-  """
+def by_label(entries: Iterable[ledger.Entry]) -> RoundsByLabel:
+  """Returns the rounds of each label, those that count for all included."""
   everybody: dict[Kind, int] = {}
   own: dict[Optional[int], dict[Kind, int]] = {}
   for entry in entries:
@@ -69,7 +66,7 @@ def by_label(
       _count(everybody, entry, entry.repeats)
     for label, part in entry.groups:
       _count(own.setdefault(label, {}), part, entry.repeats)
-  result: dict[Optional[int], Rounds] = {}
+  result: RoundsByLabel = {}
   for owner, kinds in (own or {None: {}}).items():
     together = dict(everybody)
     for kind, count in kinds.items():
@@ -89,7 +86,7 @@ def _count(kinds: dict[Kind, int], entry: ledger.Entry, repeats: int) -> None:
 
 
 def costs(
-  entries: Iterable[ledger.Entry], orders: tuple[int, ...], direction: str
+  rounds_by_label: RoundsByLabel, orders: tuple[int, ...], direction: str
 ) -> dict[Optional[int], np.ndarray]:
   """Returns the log-moments of all rounds of each label, for every order."""
   return {
@@ -97,7 +94,7 @@ def costs(
       (count * cost(kind, orders, direction) for kind, count in rounds),
       np.zeros(len(orders)),
     )
-    for label, rounds in by_label(entries).items()
+    for label, rounds in rounds_by_label.items()
   }
 
 
@@ -122,9 +119,9 @@ def cost(kind: Kind, orders: tuple[int, ...], direction: str) -> np.ndarray:
   return log_space.included(found[0], kind.inclusion_probability)
 
 
-def profiles(entries: Iterable[ledger.Entry]) -> privacy_profiles.Profiles:
+def profiles(rounds_by_label: RoundsByLabel) -> privacy_profiles.Profiles:
   """Returns δ(ε) of differential privacy, one for each label that matters."""
-  return _profiles(_undominated(by_label(entries).values()))
+  return _profiles(_undominated(rounds_by_label.values()))
 
 
 def _undominated(groups: Iterable[Rounds]) -> tuple[Rounds, ...]:

@@ -338,10 +338,13 @@ class InstanceMechanism:
       self._group_events(groups, participants, all_known)
     )
     if not self.adds_up_clients:
+      # Clients that are not in a panel may have fewer examples.
+      others = self.panel_examples and not all_known
       parts = [
         events_lib.ParallelEvent(
           [parts[i] for i in chosen],
           groups.clients[chosen] if all_known else None,
+          self.largest_example_probability if others else 0.0,
         )
         for step in np.unique(groups.steps)
         for chosen in [np.flatnonzero(groups.steps == step)]
