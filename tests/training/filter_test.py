@@ -9,7 +9,7 @@ from tests.training import runs
 from tf_bdp import engines
 from tf_bdp.accounting import individual_filter
 from tf_bdp.engines import base, in_process
-from tf_bdp.reporting import notes
+from tf_bdp.reporting import notes, run_report
 from tf_bdp.training import checkpoint, progress, stopping
 
 _ROUNDS = 12
@@ -342,6 +342,16 @@ def test_the_report_says_what_the_filter_keeps_and_what_is_private(done):
   text = ' '.join(notes.of_run(plan, progress_))
   assert f'epsilon = {plan.accounting.filter:g} at delta = 0.001' in text
   assert 'private' in text
+
+
+def test_the_page_does_not_say_how_many_are_left(tmp_path):
+  done = _train('sampled', tmp_path)
+  plan = runs.plan('client', **_changes('sampled'))
+  run_report.write(tmp_path, plan, done)
+  page = (tmp_path / 'report.html').read_text()
+  assert 'own budget of epsilon = 1.5' in page
+  assert 'active_clients' not in page and 'Active' not in page
+  assert 'active_clients' in runs.rows(tmp_path)[0]
 
 
 def test_rounds_are_admitted_by_the_mechanisms_own_distances():
