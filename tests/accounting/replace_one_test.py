@@ -129,6 +129,9 @@ def test_the_only_claim_is_differential_privacy():
   assert row.recommended
   epsilon = accountant.get_epsilon(1e-5)
   assert row.epsilon == epsilon == accountant.get_dp_epsilon(1e-5)
+  assert (accountant.claim, accountant.claim_names) == ('dp', ('dp',))
+  assert accountant.exceeds(0.99 * epsilon, 1e-5)
+  assert not accountant.exceeds(epsilon, 1e-5)
 
 
 @pytest.mark.parametrize(

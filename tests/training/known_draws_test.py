@@ -8,7 +8,11 @@ from tests.training import runs
 from tf_bdp.accounting import claims
 from tf_bdp.training import known_draws
 
-_BAYESIAN = ('each', 'census', 'sample')
+
+def _each(unit, plan, done):
+  """ε of the unit of the panel that lost most."""
+  found = known_draws.accountant(unit, plan, done).report(plan.delta_of(unit))
+  return {row.claim.name: row.epsilon for row in found}['each']
 
 
 def _epsilon(squared_mu, delta):
@@ -48,33 +52,43 @@ def test_dp_is_of_the_client_that_took_part_in_most(whole, level, unit, prefix):
   assert rows['dp'].epsilon == pytest.approx(wanted, rel=1e-3)
   assert rows['dp'].delta == delta
   has_panel = plan.is_panel(unit)
-  assert tuple(rows) == (('dp', *_BAYESIAN) if has_panel else ('dp',))
+  assert tuple(rows) == (('dp', 'sample') if has_panel else ('dp',))
   assert [row.recommended for row in rows.values()].count(True) == 1
   if has_panel:
-    assert 0 < rows['census'].epsilon <= rows['each'].epsilon
-    assert rows['each'].epsilon <= rows['dp'].epsilon
+    # A tenth of delta is kept for the bound.
+    kept = _epsilon(np.max(worst @ _cohorts(plan)), 0.9 * delta)
+    assert 0 < rows['sample'].epsilon <= kept * (1 + 1e-3)
   assert claims.format_table(list(rows.values())).startswith('Claim')
 
 
 def test_a_client_loses_nothing_in_rounds_that_it_was_not_in(whole):
   _, done = whole('client')
   plan = runs.plan('client')
-  rows = {r.claim.name: r for r in known_draws.report('client', plan, done)}
   squared = np.array([e['client'].squared_distances for e in done.events])
   took_part = np.array([part.taking_part for part in done.measurements])
   members = plan.sampler.panel(plan.panel_size)
   np.testing.assert_array_equal(took_part, _cohorts(plan)[:, members])
   lost = np.sum(squared * took_part, axis=0)
   wanted = _epsilon(np.max(lost), plan.accounting.delta)
-  assert rows['each'].epsilon == pytest.approx(wanted, rel=1e-3)
+  assert _each('client', plan, done) == pytest.approx(wanted, rel=1e-3)
   always = _epsilon(np.max(np.sum(squared, axis=0)), plan.accounting.delta)
-  assert rows['each'].epsilon < always
+  assert wanted < always
+
+
+def test_a_panel_of_everybody_has_all_claims(tmp_path):
+  plan = runs.plan('client', panel_size=None)
+  done = runs.train('client', tmp_path, panel_size=None)
+  rows = {r.claim.name: r for r in known_draws.report('client', plan, done)}
+  assert tuple(rows) == ('dp', 'each', 'census', 'sample')
+  assert 0 < rows['census'].epsilon <= rows['each'].epsilon
+  assert rows['each'].epsilon <= rows['dp'].epsilon
+  recommended = [name for name, row in rows.items() if row.recommended]
+  assert recommended in (['census'], ['each'])
 
 
 def test_examples_of_absent_clients_lose_nothing(whole):
   _, done = whole('joint')
   plan = runs.plan('joint')
-  rows = {r.claim.name: r for r in known_draws.report('example', plan, done)}
   cohorts, lost = _cohorts(plan), []
   for part, cohort in zip(done.measurements, cohorts):
     groups = part.examples
@@ -82,7 +96,7 @@ def test_examples_of_absent_clients_lose_nothing(whole):
     moves = np.array(groups.moves()) / variance
     lost.append(moves * cohort[groups.clients][:, np.newaxis])
   wanted = _epsilon(np.max(np.sum(lost, axis=0)), plan.delta_of('example'))
-  assert rows['each'].epsilon == pytest.approx(wanted, rel=1e-3)
+  assert _each('example', plan, done) == pytest.approx(wanted, rel=1e-3)
 
 
 def test_a_fixed_number_of_clients_is_replaced_also_if_it_is_known(tmp_path):

@@ -66,6 +66,16 @@ class ReplaceOneAccountant(dp_accounting.PrivacyAccountant):
     """How it accounts, as plain data."""
     return {'composition': 'exact', 'estimator': 'dp', 'total_rounds': None}
 
+  @property
+  def claim(self) -> str:
+    """The name of the claim that it makes."""
+    return 'dp'
+
+  @property
+  def claim_names(self) -> tuple[str, ...]:
+    """The names of all claims of `report`."""
+    return (self.claim,)
+
   def _maybe_compose(
     self, event: dp_accounting.DpEvent, count: int, do_compose: bool
   ) -> Optional[dp_accounting.PrivacyAccountant.CompositionErrorDetails]:
@@ -120,6 +130,10 @@ class ReplaceOneAccountant(dp_accounting.PrivacyAccountant):
     if losses is None:
       return 1.0
     return float(losses.get_delta_for_epsilon(target_epsilon))
+
+  def exceeds(self, target_epsilon: float, target_delta: float) -> bool:
+    """Whether ε at δ is above the target."""
+    return self.get_epsilon(target_delta) > target_epsilon
 
   # As of `BayesianAccountant`: what is asked for by name is the same here.
   get_dp_epsilon = get_epsilon

@@ -29,7 +29,8 @@ def report(
 
   The rows are as of `BayesianAccountant.report`. `dp` is always there: the
   client that took part in most, at its worst case in every round that it was
-  in. `each`, `census` and `sample` are there where a panel was measured.
+  in. `sample` is there where a panel was measured, `each` and `census` where it
+  was all clients.
   Whether an example was in a batch is not recorded: it is charged at q = 1
   whenever its client took part. Held-out clients were in no round, and lose
   nothing here.
@@ -48,30 +49,41 @@ def report(
       'there are no known draws to account for.'
     )
   delta = plan.delta_of(unit)
-  took_part = _took_part(plan, progress.round_number)
-  worst = _worst_case(unit, plan, progress, took_part)
+  worst = _worst_case(unit, plan, progress)
   epsilons = {'dp': worst.get_dp_epsilon(delta)}
   asked_for = 'dp'
   if progress.measurements and _has_panel(unit, plan):
+    names = ['sample']
+    if unit == 'client' and plan.panel_size >= plan.training_client_count:
+      names = ['each', 'census', 'sample']
     asked_for = plan.accountant(unit).settings['estimator']
-    if asked_for not in accountant_lib.EXACT_ESTIMATORS:
-      asked_for = 'sample'
-    accountant = accountant_lib.BayesianAccountant(
-      estimator=asked_for,
-      neighboring_relation=plan.mechanism.relation(unit),
-    )
-    for measured, cohort in zip(progress.measurements, took_part):
-      accountant.compose(_event(unit, plan, measured, cohort))
-    for row in accountant.report(delta):
-      if row.claim.name in accountant_lib.EXACT_ESTIMATORS:
-        epsilons[row.claim.name] = row.epsilon
+    if asked_for not in names:
+      asked_for = 'census' if 'census' in names else 'sample'
+    rows = accountant(unit, plan, progress).report(delta)
     # That accountant takes the worst client to be in every round. DP implies
     # the others; a part of δ is kept for the bound of a sample.
     rest = worst.get_dp_epsilon((1 - _ESTIMATOR_SHARE) * delta)
-    for name in ('each', 'census', 'sample'):
-      limit = rest if name == 'sample' else epsilons['dp']
-      epsilons[name] = min(epsilons[name], limit)
+    for row in rows:
+      if row.claim.name in names:
+        limit = rest if row.claim.name == 'sample' else epsilons['dp']
+        epsilons[row.claim.name] = min(row.epsilon, limit)
   return claims.report(epsilons, delta, asked_for)
+
+
+def accountant(
+  unit: str, plan: plan_lib.Plan, progress: progress_lib.Progress
+) -> accountant_lib.BayesianAccountant:
+  """Accounts for the units of a panel at q = 1 in the rounds they were in.
+
+  Arguments as for `report`.
+  """
+  result = accountant_lib.BayesianAccountant(
+    neighboring_relation=plan.mechanism.relation(unit)
+  )
+  took_part = _took_part(plan, progress.round_number)
+  for measured, cohort in zip(progress.measurements, took_part):
+    result.compose(_event(unit, plan, measured, cohort))
+  return result
 
 
 def _took_part(plan: plan_lib.Plan, rounds: int) -> list[np.ndarray]:
@@ -84,16 +96,14 @@ def _took_part(plan: plan_lib.Plan, rounds: int) -> list[np.ndarray]:
 
 
 def _worst_case(
-  unit: str,
-  plan: plan_lib.Plan,
-  progress: progress_lib.Progress,
-  took_part: Sequence[np.ndarray],
+  unit: str, plan: plan_lib.Plan, progress: progress_lib.Progress
 ) -> accountant_lib.BayesianAccountant:
   """Accounts for the client that could lose most, or its examples."""
   mechanism, steps = plan.mechanism, 1
   if unit == 'example' and mechanism.local is not None:
     steps = mechanism.local.local_steps
   lost = np.zeros(plan.client_count)
+  took_part = _took_part(plan, progress.round_number)
   for measured, cohort in zip(progress.measurements, took_part):
     worst = float(
       mechanism.worst_case_squared_distance(unit, measured.participants)
@@ -157,6 +167,10 @@ def _surely(
     )
   if isinstance(event, dp_accounting.PoissonSampledDpEvent):
     return event.event
+  if isinstance(event, events.MixedGaussianEvent):
+    # How many took part is known, but not here: as if it were the worst.
+    largest = max(squared for _, squared in event.mixture)
+    return dp_accounting.GaussianDpEvent(largest**-0.5)
   if isinstance(event, events.BayesianGaussianEvent):
     distances = event.squared_distances
     if present is not None:
