@@ -106,7 +106,10 @@ def make(
     places: Where data are.
     tiny: Whether only to see that everything works.
   """
-  values = {**values, 'seed': seed, 'noise_seed': seed}
+  values = {
+    **values,
+    **{'seed': seed, 'sampling_seed': seed, 'noise_seed': seed},
+  }
   if tiny:
     values |= {
       'rounds': 4,
@@ -129,7 +132,16 @@ def make(
 
 def digest(settings: run.Settings) -> str:
   """Returns by what a run is known."""
-  text = json.dumps(settings.determining(), sort_keys=True)
+  known = settings.determining()
+  # Earlier releases drew from `seed` and had no held-out clients: with these
+  # values a run is the one that it was there.
+  for name, value in {
+    'sampling_seed': known['seed'],
+    'held_out_clients': 0,
+  }.items():
+    if known[name] == value:
+      del known[name]
+  text = json.dumps(known, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tf_bdp.accounting import applicability
+from tf_bdp.accounting import applicability, events
 
 
 def _average_shape(sampler, seeds=60):
@@ -171,6 +171,70 @@ def test_drift_has_the_name_given_and_takes_any_shape():
   finding = applicability.drift(np.ones((6, 4)), np.ones(20), 'held-out units')
   assert finding.check == 'held-out units'
   assert finding.verdict == 'ok'
+
+
+def _halves(factor, units=(40, 10), rounds=5, seed=0):
+  generator = np.random.default_rng(seed)
+  # A unit's rounds are alike.
+  own = [generator.lognormal(0, 0.3, count) for count in units]
+  trained, held_out = (np.tile(part, (rounds, 1)) for part in own)
+  return trained, factor**2 * held_out
+
+
+@pytest.mark.parametrize(
+  'factor, verdict',
+  [
+    *((1.0, 'ok'), (1.1, 'ok')),
+    *((1.6, 'doubtful'), (1 / 1.6, 'doubtful')),
+    *((3.0, 'not applicable'), (1 / 3, 'not applicable')),
+  ],
+)
+def test_the_gap_of_held_out_units_is_judged_by_how_many_times(factor, verdict):
+  found = [
+    applicability.held_out_gap(*_halves(factor, seed=seed))
+    for seed in range(20)
+  ]
+  assert [f.verdict for f in found].count(verdict) >= 19
+  ratios = [f.figures['ratio'] for f in found]
+  assert np.median(ratios) == pytest.approx(factor, rel=0.1)
+
+
+def test_three_held_out_units_are_enough_for_a_large_gap():
+  finding = applicability.held_out_gap(*_halves(5.0, (20, 3)))
+  assert finding.verdict == 'not applicable'
+  finding = applicability.held_out_gap(*_halves(5.0, (3, 3)))
+  assert finding.verdict == 'doubtful'
+  assert finding.figures == {'units': 3.0}
+
+
+def test_units_that_move_nothing_have_a_gap_to_those_that_do():
+  with warnings.catch_warnings():
+    warnings.simplefilter('error', RuntimeWarning)
+    for trained, held_out, verdict in (
+      (np.zeros((2, 20)), np.zeros((2, 20)), 'ok'),
+      (np.zeros((2, 20)), np.ones((2, 20)), 'not applicable'),
+      (np.ones((2, 20)), np.zeros((2, 20)), 'not applicable'),
+    ):
+      finding = applicability.held_out_gap(trained, held_out)
+      assert finding.verdict == verdict
+
+
+def test_held_out_units_are_compared_and_not_counted_with_the_others():
+  trained, held_out = _halves(3.0, (60, 20))
+  rounds = [
+    events.ParallelEvent(
+      [
+        events.BayesianGaussianEvent(half, 0.5, 100.0, True)
+        for half in (one, other)
+      ]
+    )
+    for one, other in zip(trained, held_out)
+  ]
+  findings = applicability.check_rounds(rounds, 4, held_out=True)
+  alone = applicability.check_rounds([e.groups[0] for e in rounds], 4)
+  assert findings[:-1] == alone
+  assert findings[-1].check == 'held-out gap'
+  assert findings[-1].verdict == 'not applicable'
 
 
 def test_groups_that_differ_explain_the_distances():

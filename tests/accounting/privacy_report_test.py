@@ -90,7 +90,7 @@ def test_without_a_panel_the_panel_line_is_left_out_with_the_reason():
 
 
 def test_statement_names_everything_that_a_number_rests_on():
-  text = ' '.join(_report(sampling='fixed_size').statement().split())
+  text = ' '.join(_report().statement().split())
   for part in (
     'Gaussian mechanism performed for 20 rounds on the sum of clipped client',
     'noise multiplier 1.5',
@@ -116,7 +116,7 @@ def test_statement_names_everything_that_a_number_rests_on():
     'printed',
     'chernoff',
     'Order',
-    'drew a fixed number of units, for which these figures are not proven',
+    'Poisson sampling, which the run is said to have done',
     'a release of its own',
     'tail:',
     'drift:',
@@ -251,6 +251,35 @@ def test_without_clipping_participants_have_no_claim_but_the_papers():
   assert row['epsilon'] is None
 
 
+def test_of_a_fixed_number_of_units_dp_alone_is_claimed():
+  event = dp_accounting.SampledWithoutReplacementDpEvent(
+    100, 10, dp_accounting.GaussianDpEvent(2.0)
+  )
+  report = privacy_report.PrivacyReport.from_events(
+    [event] * 3,
+    noise_multiplier=4.0,
+    participation_probability=0.1,
+    delta=_DELTA,
+    worst_case_distance=2.0,
+    mechanism='sum',
+    unit='client',
+    sampling='fixed_size',
+    neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE,
+  )
+  (row,) = report.claims
+  assert (row.claim.name, row.recommended) == ('dp', True)
+  assert 0 < row.epsilon <= min(_epsilons(report).values())
+  text = ' '.join(report.statement().split())
+  for part in (
+    'anyone (replace-one adjacency)',
+    'draws of a fixed number of clients',
+    'which of two clients it was',
+    'BDP is not claimed',
+  ):
+    assert part in text, part
+  assert "Student's t" not in text
+
+
 def test_a_filter_adds_its_row():
   event = BayesianGaussianEvent([0.01] * 5, 0.5, 1.0)
   report = privacy_report.PrivacyReport.from_events(
@@ -327,7 +356,11 @@ def test_a_change_of_scale_common_to_all_is_no_drift():
     ({'asked_for': 'most'}, 'asked_for must be one of'),
     (
       {'neighboring_relation': dp_accounting.NeighboringRelation.REPLACE_ONE},
-      'neighboring_relation must be ADD_OR_REMOVE_ONE or REPLACE_SPECIAL',
+      'units are replaced then, not added or removed',
+    ),
+    (
+      {'sampling': 'fixed_size'},
+      'units are replaced then, not added or removed',
     ),
   ],
 )

@@ -100,6 +100,35 @@ def test_epsilons_of_participants_alone_are_the_same(case):
     assert 0 < one[unit][0] <= one[unit][1] < np.inf
 
 
+@pytest.mark.parametrize('case', ['mean', 'sum_steps'])
+@pytest.mark.parametrize('name', ['inprocess', 'tff'])
+def test_held_out_clients_are_measured_like_members_who_are_absent(name, case):
+  runner, cohort = cases.engine(name, case), (0, 1, 2)
+  state = runner.initial_state()
+  trained, held_out = (1, 4, 2), (3, 5, 6)
+  halves = runner.run_round(state, 0, cohort, trained, held_out)
+  whole = runner.run_round(state, 0, cohort, [*trained, *held_out])
+  measured = halves.measurements
+  assert measured.held_out == 3
+  assert measured.taking_part.tolist() == [True, False, True, *[False] * 3]
+  cases.check_same_measurements(
+    measured._replace(held_out=0), whole.measurements
+  )
+  event, other = halves.events['client'], whole.events['client']
+  assert isinstance(event, events.ParallelEvent)
+  distances = [group.squared_distances for group in event.groups]
+  assert [part.size for part in distances] == [3, 3]
+  assert np.all(distances[1] > 0)
+  np.testing.assert_allclose(
+    np.concatenate(distances), other.squared_distances, rtol=1e-5
+  )
+  for group in event.groups:
+    assert group.panel
+    assert group.worst_case_squared_distance == pytest.approx(
+      other.worst_case_squared_distance
+    )
+
+
 @pytest.mark.parametrize(('name', 'case'), _ALL)
 def test_events_are_those_of_what_was_measured(name, case):
   mechanism = cases.engine(name, case).mechanism

@@ -41,6 +41,7 @@ def test_a_registered_data_set_is_learnt_by_the_script(tmp_path):
     *(
       '--noise_multiplier=0.1',
       '--noise_seed=1',
+      '--sampling_seed=1',
       '--learning_rate=0.3',
       '--evaluate_every=30',
     ),

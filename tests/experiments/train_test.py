@@ -15,6 +15,7 @@ from tf_bdp.training import checkpoint
 
 _SMALL = (
   *('--clients=12', '--filters=2', '--client_batch_size=16', '--noise_seed=1'),
+  '--sampling_seed=0',
   *('--dataset=digits', '--examples_per_client=50', '--evaluate_every=3'),
   '--rounds=3',
 )
@@ -176,7 +177,41 @@ def test_distances_of_clients_that_are_no_panel_are_not_saved_as_one(tmp_path):
   assert not (tmp_path / 'distances.npz').exists()
 
 
+def test_held_out_clients_have_a_file_and_a_finding_of_their_own(tmp_path):
+  flags = ('--held_out_clients=4', '--rounds=1')
+  result = _train(tmp_path, *_flags('client'), *flags)
+  assert result.code == 0, result.errors
+  with np.load(tmp_path / 'held_out_distances.npz') as file:
+    assert file['distances'].shape == (1, 4)
+  page = (tmp_path / 'report.html').read_text()
+  assert 'held-out gap' in page
+  assert '4 clients, drawn at random, never trained' in page
+
+
+def test_a_fixed_number_of_clients_has_a_report_of_dp_alone(tmp_path):
+  result = _train(
+    tmp_path, *_flags('client'), '--sampling=fixed_size', '--rounds=2'
+  )
+  assert result.code == 0, result.errors
+  assert 'DP, PLD' in result.printed
+  assert 'BDP' not in result.printed
+  assert [row['participants'] for row in scripts.rows(tmp_path)] == ['6', '6']
+  page = (tmp_path / 'report.html').read_text()
+  assert 'replace-one adjacency' in page
+
+
 # Runs that go on.
+
+
+def test_a_run_of_secret_draws_can_be_resumed(tmp_path):
+  flags = [f for f in _flags('client') if not f.startswith('--sampling_seed')]
+  for more in (('--rounds=2',), ('--rounds=4', '--resume')):
+    result = _train(tmp_path, *flags, *more, report=False)
+    assert result.code == 0, result.errors
+  assert len(scripts.rows(tmp_path)) == 4
+  contents = checkpoint.load(tmp_path / 'checkpoint.npz').contents
+  assert len(bytes.fromhex(contents['private_panel_key'])) == 32
+  assert contents['settings']['sampling_seed'] is None
 
 
 def test_another_run_is_not_overwritten_and_other_settings_are_named(
@@ -364,7 +399,7 @@ def test_real_retina_images_are_learnt_from_their_features(
       '--examples_per_client=10',
     ),
     *('--noise_multiplier=0.1', '--learning_rate=1.0', '--noise_seed=1'),
-    *(f'--cache_dir={tmp_path / "cache"}', '--seed=1'),
+    *(f'--cache_dir={tmp_path / "cache"}', '--seed=1', '--sampling_seed=1'),
   )
   result = _train(tmp_path / 'run', *flags, script='client_privacy')
   assert result.code == 0, result.errors

@@ -22,7 +22,9 @@ _NUMBER = re.compile(r'-?\d+\.?\d*(?:e[-+]?\d+)?')
 
 
 def _run(settings, directory):
-  plan, progress, _ = run.run(run.Settings.of(**settings), directory)
+  # Draws were of `seed` when the runs were recorded.
+  seeded = {'sampling_seed': settings.get('seed', 0), **settings}
+  plan, progress, _ = run.run(run.Settings.of(**seeded), directory)
   rows = [
     {k: None if v == '' else v for k, v in row.items() if k != 'seconds'}
     for row in progress.rows

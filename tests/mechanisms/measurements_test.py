@@ -59,6 +59,7 @@ def _rounds(draw):
     draw(st.booleans()),
     examples,
     reported,
+    draw(st.integers(0, 3)),
   )
 
 

@@ -79,7 +79,8 @@ def test_settings_of_a_plan_tell_all_that_its_options_say(level):
   for change, name in (
     ({'clip_norm': 2.0}, 'mechanism_clip_norm'),
     ({'participation_probability': 0.4}, 'mechanism_participation_probability'),
-    ({'sampling': 'fixed_size'}, 'sampling'),
+    ({'sampling_seed': 8}, 'sampling_seed'),
+    ({'sampling_seed': None}, 'sampling_seed'),
     ({'rounds': 9}, 'rounds'),
     ({'noise_seed': 8}, 'noise_seed'),
     ({'learning_rate': 0.3}, 'learning_rate'),
@@ -189,6 +190,7 @@ def test_deltas_and_budgets_are_those_of_the_unit():
 
 # Panels.
 
+_FIXED_SIZE = {'sampling': 'fixed_size', 'panel_size': None, 'estimator': None}
 _SECURE = {'secure_aggregation': True, 'engine': 'tff', 'panel_size': None}
 
 
@@ -222,9 +224,67 @@ def test_a_panel_is_of_a_hundred_clients_at_most():
 
 
 def test_sampling_is_that_of_the_plan():
-  sampler = runs.plan('client', sampling='fixed_size').sampler
+  plan = runs.plan('client', **_FIXED_SIZE)
+  sampler = plan.sampler
+  assert plan.settings()['sampling'] == 'fixed_size'
   assert sampler.kind == 'fixed_size' and sampler.seed == 2
   assert all(len(sampler.participants(number)) == 4 for number in range(5))
+
+
+def test_a_plan_has_one_sampler_which_its_engine_has_too():
+  plan = runs.plan('client', sampling_seed=None)
+  assert plan.sampler is plan.sampler
+  assert plan.engine(runs.model, runs.data()).sampler is plan.sampler
+  assert not plan.sampler.draws_as(
+    runs.plan('client', sampling_seed=None).sampler
+  )
+
+
+@pytest.mark.parametrize('level', runs.LEVELS)
+def test_a_fixed_number_is_drawn_where_that_does_not_change_the_figures(level):
+  # Of examples nobody is added or removed by who takes part, and with joint
+  # privacy an absent client contributes noise.
+  if level in ('client', 'split'):
+    return
+  one, other = (
+    runs.plan(level, sampling=kind) for kind in ('poisson', 'fixed_size')
+  )
+  assert one.mechanism == other.mechanism
+  assert other.sampler.kind == 'fixed_size'
+
+
+def test_a_plan_must_draw_as_its_mechanism_counts():
+  mechanism = ClientMechanism('sum', 1.0, 1.0, 0.5, 4.0)
+  fixed = dataclasses.replace(mechanism, sampling='fixed_size')
+  for kind, other in ((mechanism, 'fixed_size'), (fixed, 'poisson')):
+    with pytest.raises(ValueError, match=f'Found --sampling={other}'):
+      plan_lib.Plan(kind, 8, sampling=other)
+  assert plan_lib.Plan(fixed, 8, sampling='fixed_size').panel_size == 0
+
+
+def test_held_out_clients_are_not_of_those_that_noise_is_for():
+  plan = runs.plan('client', held_out_clients=3, panel_size=None)
+  assert plan.client_count == runs.CLIENTS
+  assert plan.training_client_count == 5
+  # n̄ = α N, of those that may take part.
+  assert plan.mechanism.clients_per_round == 0.5 * 5
+  assert plan.panel_size == 5
+  census = runs.plan(
+    'client', held_out_clients=3, panel_size=None, estimator='population'
+  )
+  assert census.accountant('client').settings['estimator'] == 'population'
+
+
+def test_public_settings_say_that_seeds_were_given_and_not_which():
+  settings = runs.plan('client').settings()
+  public = plan_lib.public_settings(settings)
+  assert settings['noise_seed'] == 3
+  assert public == {
+    **settings,
+    **{'sampling_seed': 'seeded', 'noise_seed': 'seeded'},
+  }
+  secret = runs.plan('client', sampling_seed=None, noise_seed=None).settings()
+  assert plan_lib.public_settings(secret) == secret
 
 
 # What does not fit.
@@ -244,6 +304,44 @@ def test_sampling_is_that_of_the_plan():
     ('joint', {'example_delta': 0.0}, 'example_delta must be above 0'),
     ('client', {'sampling': 'none'}, 'sampling must be one of'),
     ('client', {'seed': -1}, 'seed must be 0 or more. Found -1'),
+    ('client', {'sampling_seed': -1}, 'sampling_seed must be 0 or more. Found'),
+    # A fixed number of participants.
+    *(
+      (
+        *('client', {**_FIXED_SIZE, name: value}),
+        f'--{name} has no effect with --sampling=fixed_size',
+      )
+      for name, value in (
+        *(('panel_size', 5), ('estimator', 'betting')),
+        *(('bdp_epsilon_budget', 1.0), ('held_out_clients', 3)),
+      )
+    ),
+    (
+      *('client', {**_FIXED_SIZE, 'secure_aggregation': True, 'engine': 'tff'}),
+      'there are none. Use --sampling=poisson',
+    ),
+    (
+      *('split', {'sampling': 'fixed_size'}),
+      'drawn by --sampling=poisson. Found --sampling=fixed_size',
+    ),
+    (
+      *('client', {**_FIXED_SIZE, 'participation_probability': 0.05}),
+      'found 0.4, which is nobody',
+    ),
+    # Held-out clients.
+    ('client', {'held_out_clients': 2}, 'must be at least 3, or 0 for none'),
+    ('client', {'held_out_clients': -1}, 'must be at least 3, or 0 for none'),
+    ('client', {'held_out_clients': 8}, 'must leave clients that train'),
+    ('client', {'held_out_clients': 4}, 'at most the 4 clients. Found 5'),
+    (
+      *('client', {'held_out_clients': 3, 'panel_size': 0}),
+      'measured beside a panel. Found panel_size = 0',
+    ),
+    *(
+      (level, {'held_out_clients': 3}, 'noise of the server alone')
+      for level in runs.LEVELS
+      if level != 'client'
+    ),
     ('client', {'panel_size': 2}, 'panel_size must be at least 3'),
     ('client', {'panel_size': 99}, 'panel must be at most the 8 clients'),
     ('client', {'bdp_epsilon_budget': -1.0}, 'bdp_epsilon_budget must be pos'),

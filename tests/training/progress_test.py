@@ -110,6 +110,80 @@ def test_averages_and_the_stop_of_dp_are_resumed(whole, tmp_path):
   assert found.averaged is not None
 
 
+# Draws that are secret.
+
+_PANELS = {
+  'client': {'held_out_clients': 3, 'panel_size': 4},
+  'joint': {'panel_size': 5},
+}
+
+
+@pytest.mark.parametrize('level', _PANELS)
+def test_a_run_of_secret_draws_goes_on_with_its_panel(level, tmp_path):
+  def start():
+    plan = runs.plan(level, sampling_seed=None, **_PANELS[level])
+    return plan, plan.engine(runs.model, runs.data())
+
+  def train(plan, runner, **options):
+    return loop.train(
+      runner, plan, runs.evaluator().evaluate, tmp_path, **options
+    )
+
+  def panel(plan):
+    return [
+      plan.sampler.panel(plan.panel_size).tolist(),
+      plan.sampler.held_out_clients().tolist(),
+      plan.sampler.panel_examples(2, 12, 4).tolist(),
+    ]
+
+  plan, runner = start()
+  with runs.interrupted(runner, 3), pytest.raises(KeyboardInterrupt):
+    train(plan, runner)
+  plan_after, runner_after = start()
+  keys = [plan.sampler._draw_key, plan_after.sampler._draw_key]
+  done = train(plan_after, runner_after, resume=True)
+  assert done.round_number == runs.ROUNDS
+  # Panels of eight clients are seldom the same by chance; keys never are.
+  assert plan_after.sampler.panel_key == plan.sampler.panel_key
+  assert panel(plan_after) == panel(plan)
+  assert runner_after.sampler is plan_after.sampler
+  assert plan_after.sampler._draw_key == keys[1] != keys[0]
+  # The key of the draws is nowhere.
+  for path in tmp_path.rglob('*'):
+    content = path.read_bytes() if path.is_file() else b''
+    for key in keys:
+      assert key not in content
+      assert key.hex().encode() not in content
+  if level == 'client':
+    assert {part.held_out for part in done.measurements} == {3}
+    assert {len(event['client'].groups) for event in done.events} == {2}
+  restored = train(*start(), resume=True)
+  assert restored.events == done.events
+
+
+def test_another_sampling_seed_is_refused_as_are_secret_draws(whole):
+  directory, _ = whole('client')
+  for seed in (3, None):
+    plan = runs.plan('client', sampling_seed=seed)
+    with pytest.raises(
+      ValueError, match=f'sampling_seed: 2 in the checkpoint, {seed} here'
+    ):
+      loop.train(
+        plan.engine(runs.model, runs.data()),
+        plan,
+        runs.evaluator().evaluate,
+        directory,
+        resume=True,
+      )
+
+
+def test_an_engine_of_another_sampler_is_refused(tmp_path):
+  for seed in (3, None):
+    with pytest.raises(ValueError, match=r'Make it by plan.engine'):
+      runs.train('client', tmp_path, sampling_seed=seed)
+  assert not list(tmp_path.iterdir())
+
+
 # What is not resumed.
 
 
@@ -132,7 +206,7 @@ def test_other_settings_are_refused_by_name(whole, tmp_path):
 def test_a_checkpoint_of_another_release_is_refused(whole, tmp_path):
   directory, _ = whole('client')
   arrays, contents = checkpoint.load(directory / progress.CHECKPOINT_FILE)
-  for version in ({'version': 1}, {}):
+  for version in ({'version': 2}, {'version': 1}, {}):
     old = {**contents, **version}
     if not version:
       del old['version']

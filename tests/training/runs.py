@@ -31,6 +31,7 @@ _COMMON = {
   'evaluate_every': 2,
   'checkpoint_every': 2,
   'seed': 2,
+  'sampling_seed': 2,
   'noise_seed': 3,
 }
 LEVELS = {

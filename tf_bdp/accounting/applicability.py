@@ -3,10 +3,12 @@
 BDP speaks of people drawn from the distribution that the sampled units show.
 Three things can make that empty: a tail that the sample has not seen, units
 that no longer come from the distribution they came from, and groups of units
-that differ. Each check gives a verdict and the figure behind it; where one is
-not 'ok', the figure to rely on is that of differential privacy.
+that differ. Where some units are held out, a fourth check compares them with
+those that train. Each check gives a verdict and the figure behind it; where one
+is not 'ok', the figure to rely on is that of differential privacy.
 """
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple, Optional, Union
 
@@ -21,6 +23,11 @@ VERDICTS = ('ok', 'doubtful', 'not applicable')
 # Below this p-value a difference is taken to be one, and its size decides.
 _SIGNIFICANCE = 0.01
 _FEWEST_UNITS = 20
+# How many times farther one half may be than the other. ε grows at least in
+# proportion to distances. A quarter more is no more than what different panels
+# of one population differ by; with twice as much the one half tells nothing
+# about the other.
+_DOUBTFUL_GAP, _LARGEST_GAP = 1.25, 2.0
 # Rounds that are looked at, evenly spread; more would tell no more.
 _MOST_ROUNDS = 1000
 
@@ -44,18 +51,30 @@ class Finding(NamedTuple):
 def check_rounds(
   rounds: Sequence[Union[events.BayesianGaussianEvent, events.ParallelEvent]],
   order: int,
+  held_out: bool = False,
 ) -> list[Finding]:
   """Checks the tail of the costs, drift over rounds, and order of arrival.
 
   Args:
     rounds: The events of all rounds in which units were sampled.
     order: The order λ at which costs are compared.
+    held_out: Whether the second of two groups are units that never train. They
+      are compared with the first, of which the other checks are.
 
   Returns:
     The findings; none if there are no rounds.
   """
   if not rounds:
     return []
+  if held_out:
+    first, second = (
+      np.array([event.groups[half].squared_distances for event in rounds])
+      for half in (0, 1)
+    )
+    return [
+      *check_rounds([event.groups[0] for event in rounds], order),
+      held_out_gap(first, second),
+    ]
   panel = all(event.panel for event in rounds)
   total = len(rounds)
   if total > _MOST_ROUNDS:
@@ -174,6 +193,50 @@ def drift(
     'p_value': float(test.pvalue),
   }
   return Finding(name, VERDICTS[grade], figures, meaning)
+
+
+def held_out_gap(trained: npt.ArrayLike, held_out: npt.ArrayLike) -> Finding:
+  """Checks whether units that train are as far as those that do not.
+
+  How well one can see that a unit took part is told by units that train, how
+  well that it did not by units that do not. A model fits the former, so that
+  they may be closer. The figures are the quadratic means of r in both halves,
+  which at q = 1 are what ε depends on, and their ratio. Whether the halves
+  differ at all is asked of one value a unit, as its rounds are not independent
+  (Mann and Whitney's test, which is exact for few units).
+
+  Args:
+    trained: r² of the units that train, [rounds, units].
+    held_out: r² of the units that do not.
+
+  Returns:
+    The finding.
+  """
+  halves = [
+    np.mean(_checked(name, values), axis=0)
+    for name, values in (('trained', trained), ('held_out', held_out))
+  ]
+  sizes = [half.size for half in halves]
+  # The smallest p-value that these numbers of units can have.
+  if 2 / math.comb(sum(sizes), sizes[0]) > _SIGNIFICANCE:
+    return _too_few('held-out gap', min(sizes))
+  near, far = (float(np.sqrt(np.mean(half))) for half in halves)
+  ratio = far / near if near else math.inf if far else 1.0
+  p_value = float(stats.mannwhitneyu(*halves).pvalue) if ratio != 1 else 1.0
+  gap = max(ratio, 1 / ratio) if ratio else math.inf
+  grade = _grade(p_value, gap, doubtful=_DOUBTFUL_GAP, too_large=_LARGEST_GAP)
+  meaning = (
+    'units that train are as far as those that do not',
+    'units that train and those that do not are not equally far',
+    'units that train tell nothing about those that do not',
+  )[grade]
+  figures = {
+    'trained': near,
+    'held_out': far,
+    'ratio': ratio,
+    'p_value': p_value,
+  }
+  return Finding('held-out gap', VERDICTS[grade], figures, meaning)
 
 
 def exchangeability(

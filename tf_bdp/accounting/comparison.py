@@ -11,7 +11,7 @@ import dp_accounting
 from tf_bdp import validation
 from tf_bdp.accounting import accountant as accountant_lib
 from tf_bdp.accounting import claims as claims_lib
-from tf_bdp.accounting import events, ledger, long_runs
+from tf_bdp.accounting import events, ledger, long_runs, replace_one
 
 # A privacy loss distribution takes memory and time in proportion to ε over the
 # steps of its grid. Coarser steps are used for larger ε, which errs on the safe
@@ -123,6 +123,30 @@ def compare(
     _claims(epsilons, dp_rows, delta, asked_for, filter_epsilon),
     dp_rows + [_compared(row, dp_rows) for row in rows.values()],
   )
+
+
+def compare_replace_one(
+  rounds: Sequence[dp_accounting.DpEvent], delta: float
+) -> Comparison:
+  """Accounts for rounds of a fixed number of units, by DP alone.
+
+  Args:
+    rounds: The events of all rounds, `SampledWithoutReplacementDpEvent`s.
+    delta: δ for all methods.
+  """
+  validation.check_delta('delta', delta)
+  event = dp_accounting.ComposedDpEvent(list(rounds))
+  rdp = dp_accounting.rdp.RdpAccountant(
+    neighboring_relation=replace_one.REPLACE_ONE
+  ).compose(event)
+  exact = replace_one.ReplaceOneAccountant().compose(event)
+  whom = 'any person, in the place of another'
+  rows = [
+    Row('DP, RDP', float(rdp.get_epsilon(delta)), delta, None, whom),
+    Row('DP, PLD', exact.get_epsilon(delta), delta, None, whom),
+  ]
+  epsilons = {row.claim.name: row.epsilon for row in exact.report(delta)}
+  return Comparison(_claims(epsilons, rows, delta, 'dp', None), rows)
 
 
 def compare_reported(

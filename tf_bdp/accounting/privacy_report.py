@@ -17,6 +17,7 @@ from tf_bdp.accounting import (
   conversion,
   events,
   ledger,
+  replace_one,
 )
 from tf_bdp.accounting import claims as claims_lib
 from tf_bdp.accounting.statement_text import hanging, paragraph
@@ -32,12 +33,19 @@ _ADD_OR_REMOVE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 _ADJACENCIES = {
   _ADD_OR_REMOVE: 'add-or-remove-one',
   dp_accounting.NeighboringRelation.REPLACE_SPECIAL: 'zero-out',
+  dp_accounting.NeighboringRelation.REPLACE_ONE: 'replace-one',
 }
+_FIXED_SIZE = (
+  'Of a fixed number of units, drawn without replacement, as the run did: '
+  'how many took part is known. Of two units in the same place one cannot tell '
+  'which it was. BDP is not claimed: how far two units are from each other was '
+  'not measured.'
+)
 _SAMPLINGS = {
   'poisson': 'Poisson sampling, which the run is said to have done',
   'fixed_size': (
-    'Poisson sampling; the run drew a fixed number of units, for which these '
-    'figures are not proven'
+    'draws of a fixed number of clients, and of a Poisson sample of the '
+    'examples of each, as the run did'
   ),
 }
 _NOTES = (
@@ -124,7 +132,7 @@ class PrivacyReport:
       panel: Whether column i is the same unit in every round.
       mechanism: 'sum' or 'mean'.
       unit: 'client' or 'example'.
-      sampling: 'poisson' or 'fixed_size'.
+      sampling: 'poisson'.
       neighboring_relation: ADD_OR_REMOVE_ONE or REPLACE_SPECIAL.
       population: Whether the panel is everybody.
       asked_for: The claim that is wanted; see `comparison.compare`.
@@ -134,6 +142,15 @@ class PrivacyReport:
     Returns:
       The report.
     """
+    replaced = neighboring_relation is replace_one.REPLACE_ONE
+    if sampling == 'fixed_size' or replaced:
+      raise ValueError(
+        'A fixed number of units, drawn without replacement, is known to '
+        'everybody, and distances from the others say nothing about it: units '
+        'are replaced then, not added or removed. Account for it by '
+        'replace_one.ReplaceOneAccountant, with a worst case of twice the clip '
+        'norm.'
+      )
     rounds = calibration.events_from_distances(
       distances,
       noise_multiplier,
@@ -186,7 +203,8 @@ class PrivacyReport:
       mechanism: 'sum', 'mean', 'batch', 'example' or 'joint'.
       unit: 'client' or 'example'.
       sampling: 'poisson' or 'fixed_size'.
-      neighboring_relation: ADD_OR_REMOVE_ONE or REPLACE_SPECIAL.
+      neighboring_relation: ADD_OR_REMOVE_ONE, REPLACE_SPECIAL, or REPLACE_ONE
+        for rounds of a fixed number of units.
       reported_to: The accountant of reported costs, if the rounds have such.
       population: Whether the panel is everybody. Only then are 'each' and
         'census' claimed.
@@ -204,9 +222,27 @@ class PrivacyReport:
     validation.check_choice('sampling', sampling, tuple(_SAMPLINGS))
     if neighboring_relation not in _ADJACENCIES:
       raise ValueError(
-        'neighboring_relation must be ADD_OR_REMOVE_ONE or REPLACE_SPECIAL: '
-        'the figures hold for no other. Found '
-        f'{neighboring_relation}.'
+        'neighboring_relation must be ADD_OR_REMOVE_ONE, REPLACE_SPECIAL or, '
+        'for a fixed number of units, REPLACE_ONE: the figures hold for no '
+        f'other. Found {neighboring_relation}.'
+      )
+    if neighboring_relation is replace_one.REPLACE_ONE:
+      compared = comparison.compare_replace_one(rounds, delta)
+      return cls(
+        claims=compared.claims,
+        rows=compared.rows,
+        findings=(),
+        rounds=len(rounds),
+        units=0,
+        noise_multiplier=noise_multiplier,
+        participation_probability=participation_probability,
+        delta=delta,
+        worst_case_distance=worst_case_distance,
+        panel=False,
+        mechanism=mechanism,
+        unit=unit,
+        sampling=sampling,
+        neighboring_relation=neighboring_relation,
       )
     if reported_to is not None:
       compared = comparison.compare_reported(
@@ -245,7 +281,13 @@ class PrivacyReport:
     return cls(
       claims=compared.claims,
       rows=rows,
-      findings=applicability.check_rounds(sampled, order),
+      findings=applicability.check_rounds(
+        sampled,
+        order,
+        # Clients are in several groups only where some are held out.
+        held_out=unit == 'client'
+        and all(isinstance(e, events.ParallelEvent) for e in sampled),
+      ),
       rounds=len(rounds),
       units=min(units, default=0),
       noise_multiplier=noise_multiplier,
@@ -277,6 +319,7 @@ class PrivacyReport:
 
   def statement(self) -> str:
     """Returns the report as text, for people."""
+    notes = (_FIXED_SIZE,) if self._only_dp else _NOTES
     return '\n\n'.join(
       [
         self._recommended(),
@@ -286,10 +329,14 @@ class PrivacyReport:
         *([self._applicability()] if self.findings else []),
         *(
           paragraph(note.format(unit=self.unit, one=self.one_unit))
-          for note in _NOTES
+          for note in notes
         ),
       ]
     )
+
+  @property
+  def _only_dp(self) -> bool:
+    return self.neighboring_relation is replace_one.REPLACE_ONE
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the report as plain data, for programs."""
@@ -309,6 +356,9 @@ class PrivacyReport:
     """Returns the claim to give, in words."""
     row = self.recommended
     protected = claims_lib.in_words(row.claim.protects, self.unit)
+    guess = f'whether this {self.unit} took part'
+    if self._only_dp:
+      guess = f'which of two {self.unit}s it was'
     return '\n'.join(
       [
         f'{self.unit.capitalize()}-level privacy: epsilon = {row.epsilon:.3f} '
@@ -321,7 +371,7 @@ class PrivacyReport:
             (
               'Attacker',
               f'right with probability {row.attack_success_bound:.4f} at most, '
-              f'guessing from even odds whether this {self.unit} took part.',
+              f'guessing from even odds {guess}.',
             ),
             ('Rests on', f'{row.claim.rests_on}; {_SAMPLINGS[self.sampling]}.'),
             ('Released', 'all model checkpoints and the final model.'),
@@ -340,6 +390,14 @@ class PrivacyReport:
 
   def _mechanism(self) -> str:
     released = _MECHANISMS[self.mechanism].format(unit=self.unit)
+    if self._only_dp:
+      return paragraph(
+        f'Gaussian mechanism performed for {self.rounds} rounds on {released}, '
+        f'noise multiplier {self.noise_multiplier:g}, a share of '
+        f'{self.participation_probability:g} of all {self.unit}s taking part, '
+        'always the same number. Clipping allows two of them to be '
+        f'{self.worst_case_distance:g} times the clip norm apart.'
+      )
     if self.panel:
       which = 'everybody' if self.population else 'a fixed panel'
       measured = (
@@ -376,12 +434,13 @@ class PrivacyReport:
         f'{details["failure_probability"]:8.1e} {details["direction"]:<10}'
         f'{details["conversion"]:<11}{details["order"]:5d}'
       )
-    lines.append(
-      paragraph(
-        f'Failure is the probability that one bound from {self.units} units '
-        'fails; all of them together take a tenth of delta.'
+    if any(row.details for row in self.rows) and self.units:
+      lines.append(
+        paragraph(
+          f'Failure is the probability that one bound from {self.units} units '
+          'fails; all of them together take a tenth of delta.'
+        )
       )
-    )
     return '\n'.join(lines)
 
   def _applicability(self) -> str:

@@ -9,6 +9,7 @@ import dp_accounting
 import numpy as np
 
 from tf_bdp import validation
+from tf_bdp.learning import sampling
 from tf_bdp.mechanisms import base as mechanisms
 from tf_bdp.mechanisms import measurements as measurements_lib
 
@@ -33,10 +34,12 @@ class Engine(abc.ABC):
   Attributes:
     mechanism: What a round releases.
     client_count: How many clients there are.
+    sampler: What draws the examples that clients use.
   """
 
   mechanism: mechanisms.Mechanism
   client_count: int
+  sampler: sampling.Sampler
 
   def run_round(
     self,
@@ -44,6 +47,7 @@ class Engine(abc.ABC):
     round_number: int,
     participants: Sequence[int],
     panel: Sequence[int],
+    held_out: Sequence[int] = (),
   ) -> Round:
     """Runs one round.
 
@@ -53,6 +57,7 @@ class Engine(abc.ABC):
         noise.
       participants: The clients that take part.
       panel: The clients that are measured, taking part or not.
+      held_out: Clients that never take part, measured like the panel.
     """
     local = self.mechanism.local
     if local is not None and local.panel_examples and not panel:
@@ -60,7 +65,10 @@ class Engine(abc.ABC):
         'A panel of examples is of the clients of a panel. Found '
         f'panel_examples = {local.panel_examples} without any.'
       )
-    state, measured = self.release(state, round_number, participants, panel)
+    state, measured = self.release(
+      state, round_number, participants, [*panel, *held_out]
+    )
+    measured = measured._replace(held_out=len(held_out))
     return Round(state, measured, self.mechanism.events(measured))
 
   @abc.abstractmethod

@@ -74,6 +74,7 @@ class InProcessEngine(base.Engine):
       )
     self.mechanism = mechanism
     self.client_count = data.client_count
+    self.sampler = sampler
     self._aggregation = mechanism.aggregation
     self._algorithm = algorithm
     self._noise_seed = noise_seed

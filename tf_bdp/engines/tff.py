@@ -57,6 +57,7 @@ class TffEngine(base.Engine):
     models.check(model)
     self.mechanism = mechanism
     self.client_count = data.client_count
+    self.sampler = sampler
     self._reporting = reporting
     self._initial_weights = [v.numpy() for v in model.trainable_variables]
     make: Callable[..., tff_rounds.Rounds] = tff_rounds.ClientRounds

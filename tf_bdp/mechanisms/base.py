@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 
+# How participants may be drawn; see `learning.Sampler`.
+SAMPLINGS = ('poisson', 'fixed_size')
+
 # Which of the server's two noises of a round is drawn: each has its own stream.
 UPDATE_NOISE = 0
 COUNT_NOISE = 1
@@ -118,6 +121,7 @@ class Mechanism(Protocol):
     clients_per_round: n̄ = α N, the expected number of participants.
     aggregation: What the server does.
     local: What clients do to their updates before, if anything.
+    samplings: How participants may be drawn for its events to hold.
   """
 
   @property
@@ -143,6 +147,9 @@ class Mechanism(Protocol):
 
   @property
   def local(self) -> 'Optional[instance.InstanceMechanism]': ...
+
+  @property
+  def samplings(self) -> tuple[str, ...]: ...
 
   def relation(self, unit: str) -> dp_accounting.NeighboringRelation:
     """Returns which data sets are neighbours in the guarantee of a unit."""
@@ -196,16 +203,18 @@ class Facts(NamedTuple):
     holdings: How many examples each client has.
     batch_size: How many of them a client draws for a step on average.
     local_steps: The most steps that a client takes in a round.
+    held_out_clients: How many of the clients never take part.
   """
 
   holdings: Sequence[int]
   batch_size: int = 1
   local_steps: int = 1
+  held_out_clients: int = 0
 
   @property
   def client_count(self) -> int:
-    """The number of clients, N."""
-    return len(self.holdings)
+    """The number of clients that may take part, N."""
+    return len(self.holdings) - self.held_out_clients
 
 
 # All levels by name. Each value makes the level's mechanism from options (see

@@ -34,6 +34,10 @@ class ClientMechanism:
     mean: (1/n) Σ u_i + N(0, (z C / n̄)² I)
     sum:  (Σ u_i + N(0, (z C)² I)) / n̄
 
+  If always n clients are drawn (fixed_size), both are the sum: n is known, and
+  whose update is not usable counts as zero. Neighbours then differ by one
+  client in another's place, which moves the sum by up to 2 C.
+
   Attributes:
     kind: 'mean' or 'sum'.
     noise_multiplier: z. With adaptive clipping it covers both releases, the
@@ -42,6 +46,7 @@ class ClientMechanism:
     participation_probability: α, the chance that a client takes part.
     clients_per_round: n̄ = α N, the expected number of participants.
     adaptive: How the clip norm follows the updates; None for a fixed one.
+    sampling: 'poisson' or 'fixed_size': how participants are drawn.
   """
 
   kind: str
@@ -50,6 +55,7 @@ class ClientMechanism:
   participation_probability: float
   clients_per_round: float
   adaptive: Optional[adaptive_clipping.AdaptiveClipping] = None
+  sampling: str = 'poisson'
 
   level = 'client'
   units: ClassVar[tuple[str, ...]] = ('client',)
@@ -58,7 +64,13 @@ class ClientMechanism:
 
   def __post_init__(self) -> None:
     validation.check_choice('kind', self.kind, KINDS)
+    validation.check_choice('sampling', self.sampling, base.SAMPLINGS)
     base.check_common(self)
+    if self.is_fixed_size and round(self.clients_per_round) < 1:
+      raise ValueError(
+        'sampling=fixed_size draws the expected number of clients, rounded: '
+        f'found {self.clients_per_round:g}, which is nobody.'
+      )
     if self.adaptive is not None:
       resolved = self.adaptive.resolved(
         self.noise_multiplier, self.clients_per_round
@@ -69,6 +81,16 @@ class ClientMechanism:
   def aggregation(self) -> 'ClientMechanism':
     """The mechanism itself: all of it is at the server."""
     return self
+
+  @property
+  def is_fixed_size(self) -> bool:
+    """Whether every round has the same number of participants."""
+    return self.sampling == 'fixed_size'
+
+  @property
+  def samplings(self) -> tuple[str, ...]:
+    """How participants may be drawn."""
+    return (self.sampling,)
 
   @property
   def compares(self) -> bool:
@@ -92,7 +114,7 @@ class ClientMechanism:
   ) -> base.Release:
     """Makes the mean or the sum over n̄, adds noise and adapts the clip norm."""
     divisor = self.clients_per_round
-    if self.kind == 'mean':
+    if self.kind == 'mean' and not self.is_fixed_size:
       divisor = array_namespace.of(sums.usable).maximum(sums.usable, 1.0)
     aggregate = [part / divisor for part in sums.update]
     result: Sequence[Any] = aggregate
@@ -131,8 +153,13 @@ class ClientMechanism:
     return xp.where(alone, squared_norm, squared_deviation)
 
   def relation(self, unit: str) -> dp_accounting.NeighboringRelation:
-    """Returns adding or removing one client."""
+    """Returns adding or removing one client.
+
+    Where always n take part, a client is replaced by another.
+    """
     del unit
+    if self.is_fixed_size:
+      return dp_accounting.NeighboringRelation.REPLACE_ONE
     return base.ADD_OR_REMOVE_ONE
 
   def worst_case_squared_distance(self, unit: str, participants: Any) -> Any:
@@ -140,6 +167,9 @@ class ClientMechanism:
     del unit
     if not self.noise_multiplier:
       return math.inf
+    if self.is_fixed_size:
+      # ‖u - u′‖ <= 2 C, and the count of those below C moves by 1, not by 1/2.
+      return 4 * self._squared_distance(1 / self.clients_per_round**2)
     if self.kind == 'sum':
       return self._squared_distance(1 / self.clients_per_round**2)
     # A client is at most 2 C away from the mean of the others, and moves the
@@ -197,8 +227,13 @@ class ClientMechanism:
     """Returns the round as an event.
 
     With too few measured clients for an estimate it is the worst case, and
-    without noise it is a non-private event.
+    without noise it is a non-private event. Clients that train and held-out
+    ones are two groups of a parallel event. Where always n take part, only the
+    worst case is known: what another client in the same place would have sent
+    is not measured.
     """
+    if self.is_fixed_size:
+      return self._fixed_size_event()
     count = measurements.participants
     worst = float(self.worst_case_squared_distance('client', count))
     q = self.participation_probability
@@ -214,8 +249,24 @@ class ClientMechanism:
       count,
       measurements.clip_norm,
     )
-    return events_lib.BayesianGaussianEvent(
-      distances, q, worst, measurements.panel
+    held_out = measurements.held_out
+    halves = np.split(distances, [distances.size - held_out])
+    groups = [
+      events_lib.BayesianGaussianEvent(half, q, worst, measurements.panel)
+      for half in halves[: 2 if held_out else 1]
+    ]
+    # Of clients that train and those that do not, the larger figure counts.
+    return events_lib.ParallelEvent(groups) if held_out else groups[0]
+
+  def _fixed_size_event(self) -> dp_accounting.DpEvent:
+    """Returns a round of n participants for a `ReplaceOneAccountant`."""
+    worst = self.worst_case_squared_distance('client', None)
+    if math.isinf(worst):
+      return dp_accounting.NonPrivateDpEvent()
+    return dp_accounting.SampledWithoutReplacementDpEvent(
+      round(self.clients_per_round / self.participation_probability),
+      round(self.clients_per_round),
+      dp_accounting.GaussianDpEvent(worst**-0.5),
     )
 
   def is_panel(self, unit: str, panel_size: int) -> bool:
@@ -232,12 +283,15 @@ class ClientMechanism:
     """Returns the mechanism as the only way to count."""
     return {'client': self}
 
-  def paper_dp_event(self) -> dp_accounting.DpEvent:
+  def paper_dp_event(self) -> Optional[dp_accounting.DpEvent]:
     """Returns a round of sensitivity C, as the paper counts DP.
 
     That is right for a sum over a fixed number of clients. The worst case of a
-    mean is larger; see `worst_case_squared_distance`.
+    mean is larger; see `worst_case_squared_distance`. The paper does not draw
+    a fixed number of clients.
     """
+    if self.is_fixed_size:
+      return None
     return base.worst_case_event(
       self.noise_multiplier**-2, self.participation_probability
     )
@@ -250,7 +304,14 @@ class ClientMechanism:
     )
 
   def caveats(self) -> list[str]:
-    """Returns nothing: there is no caveat beyond those of every run."""
+    """Returns what the figures rest on."""
+    if self.is_fixed_size:
+      return [
+        'Always the same number of clients took part, which everybody knows. '
+        'Figures are for replace-one adjacency, one client in the place of '
+        'another, and of differential privacy alone: how far two clients are '
+        'from each other was not measured.'
+      ]
     return []
 
 
@@ -272,4 +333,5 @@ def _make(options: Any, facts: base.Facts) -> ClientMechanism:
     participation_probability=options.participation_probability,
     clients_per_round=options.participation_probability * facts.client_count,
     adaptive=adaptive,
+    sampling=options.sampling,
   )

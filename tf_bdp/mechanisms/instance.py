@@ -84,6 +84,10 @@ class InstanceMechanism:
   panel_examples: int = 0
 
   units: ClassVar[tuple[str, ...]] = ('example',)
+  # Neighbours differ in an example, not in who the clients are. How many take
+  # part may be known: a client is one of n out of N with probability n / N
+  # however they are drawn, see `inclusion_probability`.
+  samplings: ClassVar[tuple[str, ...]] = base.SAMPLINGS
   # Whether a client's whole update is clipped as well; see `joint`.
   bounds_clients = False
   # What stands for an absent client; see `joint`.

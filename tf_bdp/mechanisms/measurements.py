@@ -109,6 +109,7 @@ class Measurements(NamedTuple):
     examples: Where examples are protected, their moves.
     reported: Where the server learns costs instead of distances, the costs of
       each protected unit. Nothing else is measured then.
+    held_out: How many of the panel's clients, the last ones, never take part.
   """
 
   participants: int
@@ -119,6 +120,7 @@ class Measurements(NamedTuple):
   panel: bool = False
   examples: Optional[ExampleGroups] = None
   reported: Optional[Mapping[str, ReportedCosts]] = None
+  held_out: int = 0
 
 
 def to_arrays(rounds: Sequence[Measurements]) -> dict[str, np.ndarray]:
@@ -135,8 +137,9 @@ def to_arrays(rounds: Sequence[Measurements]) -> dict[str, np.ndarray]:
 
 
 def _to_columns(part: Measurements) -> dict[str, np.ndarray]:
-  *simple, examples, reported = part
+  *simple, examples, reported, held_out = part
   columns = dict(zip(part._fields, map(np.asarray, simple)))
+  columns['held_out'] = np.asarray(held_out)
   if examples is not None:
     columns |= {f'examples_{k}': v for k, v in examples._asdict().items()}
   for unit, (costs, failure_probability) in (reported or {}).items():
@@ -177,4 +180,5 @@ def _from_columns(columns: Mapping[str, np.ndarray]) -> Measurements:
     ExampleGroups(**examples) if examples else None,
     {unit: ReportedCosts(v[:-1], float(v[-1])) for unit, v in reported.items()}
     or None,
+    int(columns['held_out'][0]),
   )

@@ -19,6 +19,8 @@ class SplitMechanism(instance.InstanceMechanism):
 
   level = 'split'
   units: ClassVar[tuple[str, ...]] = ('client', 'example')
+  # The client-level mechanism counts clients as added or removed.
+  samplings: ClassVar[tuple[str, ...]] = ('poisson',)
 
   def __post_init__(self) -> None:
     super().__post_init__()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from tf_bdp.training import known_draws
 from tf_bdp.training import plan as plan_lib
 from tf_bdp.training import progress as progress_lib
 
@@ -32,13 +33,15 @@ def of_run(
   seed = plan.seeds.noise_seed
   if seed is not None:
     notes.append(
-      f'The noise was seeded (--noise_seed={seed}). Whoever knows the seed can '
-      'take it away: this is an experiment, not protection.'
+      'The noise was seeded (--noise_seed). Whoever knows the seed can take it '
+      'away: this is an experiment, not protection.'
     )
-  notes.append(
-    'Participants were drawn with a seed. The gain by sampling holds against '
-    'those who do not know it.'
-  )
+  notes.append(_of_draws(plan))
+  if plan.seeds.sampling_seed is not None:
+    units = plan.mechanism.units
+    notes += [known_draws.sentence(unit, plan, progress) for unit in units]
+  if plan.is_panel('client') and plan.mechanism.local is None:
+    notes.append(_of_halves(plan))
   if plan.schedule.engine == 'tff' and seed is None:
     notes.append(
       "TFF's noise comes from TensorFlow's generator, freshly seeded by the "
@@ -56,6 +59,34 @@ def of_run(
       f'{failed} client updates were NaN, infinite or zero and left out.'
     )
   return notes
+
+
+def _of_draws(plan: plan_lib.Plan) -> str:
+  """Says from what the draws came."""
+  if plan.seeds.sampling_seed is not None:
+    return known_draws.SENTENCE
+  return (
+    "Participants and batches were drawn from the system's entropy, and are "
+    'written nowhere: the gain by sampling holds against whoever does not know '
+    'the draw.'
+  )
+
+
+def _of_halves(plan: plan_lib.Plan) -> str:
+  """Says which of the two directions was measured."""
+  held_out = plan.accounting.held_out_clients
+  if held_out:
+    return (
+      f'{held_out} clients, drawn at random, never trained and were measured '
+      'in every round: distances of clients that train tell how well one can '
+      'see that a client took part, those of the held-out ones how well that '
+      'it did not. The larger figure of the two is given.'
+    )
+  return (
+    'Only the first half is measured: distances of clients that train tell how '
+    'well one can see that a client took part. How well one can see that it '
+    'did not is told by clients that do not train (--held_out_clients).'
+  )
 
 
 def _of_examples(plan: plan_lib.Plan) -> list[str]:

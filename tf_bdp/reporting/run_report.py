@@ -13,6 +13,7 @@ from tf_bdp.accounting import (
   ledger,
   privacy_report,
   recorded_distances,
+  replace_one,
 )
 from tf_bdp.reporting import notes as notes_lib
 from tf_bdp.reporting import page
@@ -20,6 +21,7 @@ from tf_bdp.training import plan as plan_lib
 from tf_bdp.training import progress as progress_lib
 
 DISTANCES_FILE = 'distances.npz'
+HELD_OUT_DISTANCES_FILE = 'held_out_distances.npz'
 LOCAL_EPSILONS_FILE = 'local_epsilons.csv'
 _QUANTILES = 100
 
@@ -54,12 +56,17 @@ def write(
   privacy = {unit: privacy_of(unit, plan, progress) for unit in mechanism.units}
   distances = _distances(mechanism.units[0], plan, progress)
   if distances is not None and plan.panel_size and mechanism.local is None:
-    recorded_distances.save(
-      directory / DISTANCES_FILE,
-      distances,
-      True,
-      _worst_distances('client', plan, progress),
-    )
+    worst = _worst_distances('client', plan, progress)
+    trained = distances[:, : plan.panel_size]
+    recorded_distances.save(directory / DISTANCES_FILE, trained, True, worst)
+    if plan.accounting.held_out_clients:
+      # A file of its own: the larger figure of the two counts.
+      recorded_distances.save(
+        directory / HELD_OUT_DISTANCES_FILE,
+        distances[:, plan.panel_size :],
+        True,
+        worst,
+      )
   local = mechanism.local
   counts_locally = local is not None and local.counts_locally
   if counts_locally and not plan.secure_aggregation:
@@ -67,7 +74,9 @@ def write(
   path = page.write(
     directory,
     title=title,
-    settings=plan.settings() if settings is None else settings,
+    settings=plan_lib.public_settings(
+      plan.settings() if settings is None else settings
+    ),
     privacy=list(privacy.values()),
     distances=distances,
     notes=[*notes_lib.of_run(plan, progress), *notes],
@@ -121,6 +130,8 @@ def _distances(
 
   Where rounds do not measure equally many, they are shown by their quantiles.
   """
+  if plan.mechanism.relation(unit) is replace_one.REPLACE_ONE:
+    return None
   squared = [
     np.concatenate([group.squared_distances for group in event.groups])
     for part in progress.events_of(unit)

@@ -47,6 +47,7 @@ def train(
     KeyboardInterrupt: The run was interrupted, and can be resumed.
   """
   plan.check_data(engine.client_count)
+  _check_sampler(engine, plan)
   settings = plan.settings() if settings is None else settings
   directory.mkdir(parents=True, exist_ok=True)
   if not (directory / progress_lib.CHECKPOINT_FILE).exists():
@@ -72,12 +73,22 @@ def train(
         log(progress.rows[-1])
         _show(bar, progress.rows[-1])
         if progress.round_number % plan.schedule.checkpoint_every == 0:
-          progress_lib.save(directory, engine, settings, progress)
+          progress_lib.save(directory, engine, plan, settings, progress)
     finally:
       # Also after an interruption: no released round is run a second time.
       if progress.rows or progress.stopped:
-        progress_lib.save(directory, engine, settings, progress)
+        progress_lib.save(directory, engine, plan, settings, progress)
   return progress
+
+
+def _check_sampler(engine: engines.Engine, plan: plan_lib.Plan) -> None:
+  """Raises ValueError if the engine's draws are not those of the plan."""
+  sampler = getattr(engine, 'sampler', None)
+  if sampler is not None and not sampler.draws_as(plan.sampler):
+    raise ValueError(
+      'The engine has another sampler than the plan: its panel of examples '
+      'would be lost when the run is resumed. Make it by plan.engine(...).'
+    )
 
 
 def _rounds(
@@ -89,11 +100,14 @@ def _rounds(
   """Runs the rounds that are left; yields the progress after each."""
   sampler = plan.sampler
   panel = sampler.panel(plan.panel_size).tolist()
+  held_out = sampler.held_out_clients().tolist()
   while progress.round_number < plan.schedule.rounds:
     start = time.perf_counter()
     number = progress.round_number
     participants = sampler.participants(number).tolist()
-    done = engine.run_round(progress.state, number, participants, panel)
+    done = engine.run_round(
+      progress.state, number, participants, panel, held_out
+    )
     _check_usable(done, number)
     accountants = {
       unit: accountant.copy().compose(done.events[unit])
@@ -140,6 +154,8 @@ def _epsilon(
   accountant: accountant_lib.BayesianAccountant, delta: float
 ) -> float:
   """Returns ε by moments, quickly; `get_epsilon` also tries exact DP."""
+  if accountant.settings['estimator'] == 'dp':
+    return accountant.get_epsilon(delta)
   return accountant.get_epsilon_and_optimal_order(delta)[0]
 
 

@@ -7,12 +7,13 @@ makes the sampler, the engine and the accountants.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from tf_bdp import options, validation
 from tf_bdp.accounting import accountant as accountant_lib
-from tf_bdp.accounting import events, mean_bounds
+from tf_bdp.accounting import events, mean_bounds, replace_one
 from tf_bdp.engines import base as engines
 from tf_bdp.learning import algorithm as algorithm_lib
 from tf_bdp.learning import sampling as sampling_lib
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
   from tf_bdp.learning import federated_data
 
 _LARGEST_DEFAULT_PANEL = 100
+# Whoever knows them knows who took part, or can take the noise away.
+SECRET_SEEDS = ('sampling_seed', 'noise_seed')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +93,9 @@ class Privacy:
   )
   sampling: str = options.option(
     'poisson',
-    'How participants are drawn. The theory assumes poisson.',
+    'How participants are drawn. poisson: each client by itself, as the theory '
+    'assumes. fixed_size: always the expected number, which everybody knows; '
+    'clients are then protected from being replaced, by DP alone.',
     choices=sampling_lib.KINDS,
   )
   secure_aggregation: bool = options.option(
@@ -134,6 +139,12 @@ class Accounting:
     'by default all, at most 100. With 0 only participants are measured, and '
     "rounds are composed by Hoelder's inequality.",
   )
+  held_out_clients: int = options.option(
+    0,
+    'At client level, with a panel: this many clients, drawn at random, never '
+    'train and are measured in every round. They tell how well one can see '
+    'that a client did not take part; the larger figure of both counts.',
+  )
   estimator: Optional[str] = options.option(
     None,
     'How the mean cost is bounded for the progress bar and the budget: '
@@ -170,6 +181,13 @@ class Accounting:
       raise ValueError(
         f'panel_size must be at least {mean_bounds.FEWEST_UNITS}, or 0 for '
         f'none. Found {self.panel_size}.'
+      )
+    if self.held_out_clients and (
+      self.held_out_clients < mean_bounds.FEWEST_UNITS
+    ):
+      raise ValueError(
+        f'held_out_clients must be at least {mean_bounds.FEWEST_UNITS}, or 0 '
+        f'for none. Found {self.held_out_clients}.'
       )
 
 
@@ -211,9 +229,13 @@ class Seeds:
   """What makes a run reproducible."""
 
   seed: int = options.option(
-    0,
-    'Seed of the split of the data, the initial weights, the draws and the '
-    'panel.',
+    0, 'Seed of the split of the data and of the initial weights.'
+  )
+  sampling_seed: Optional[int] = options.option(
+    None,
+    'Makes all draws reproducible, for experiments, like --noise_seed: whoever '
+    'knows it knows who took part, and amplification by sampling is not '
+    'claimed. Without it draws are secret.',
   )
   noise_seed: Optional[int] = options.option(
     None,
@@ -222,8 +244,10 @@ class Seeds:
   )
 
   def __post_init__(self) -> None:
-    if self.seed < 0:
-      raise ValueError(f'seed must be 0 or more. Found {self.seed}.')
+    for name in ('seed', 'sampling_seed'):
+      value = getattr(self, name)
+      if value is not None and value < 0:
+        raise ValueError(f'{name} must be 0 or more. Found {value}.')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +256,8 @@ class Plan:
 
   Attributes:
     mechanism: What a round releases.
-    client_count: N.
+    client_count: How many clients the data are of. N, the number of those that
+      may train, is `training_client_count`.
     algorithm: How clients and server learn.
     accounting: What is accounted for.
     schedule: How many rounds run, and by which engine.
@@ -271,7 +296,14 @@ class Plan:
     steps = algorithm.local_steps(
       max(data.holdings), algorithm.client_batch_size
     )
-    facts = mechanisms.Facts(data.holdings, algorithm.client_batch_size, steps)
+    accounting = groups.get('accounting', Accounting())
+    _check_some_train(data.client_count, accounting.held_out_clients)
+    facts = mechanisms.Facts(
+      data.holdings,
+      algorithm.client_batch_size,
+      steps,
+      accounting.held_out_clients,
+    )
     return cls(
       privacy.build(facts),
       data.client_count,
@@ -284,6 +316,9 @@ class Plan:
   def __post_init__(self) -> None:
     if self.secure_aggregation:
       self._check_secure()
+    self._check_sampling()
+    if self.accounting.held_out_clients:
+      self._check_held_out()
     self.sampler.panel(self.panel_size)
     if len(self.mechanism.units) == 1:
       idle = ('example_delta', 'example_bdp_epsilon_budget')
@@ -295,12 +330,13 @@ class Plan:
         f'with panel_examples = {local.panel_examples}.'
       )
     if self.accounting.estimator == 'population' and (
-      self.mechanism.units != ('client',) or self.panel_size < self.client_count
+      self.mechanism.units != ('client',)
+      or self.panel_size < self.training_client_count
     ):
       raise ValueError(
         'estimator=population takes the panel for everybody: it is for client '
-        f'privacy, with all {self.client_count} clients in the panel. Found '
-        f'panel_size = {self.panel_size}.'
+        f'privacy, with all {self.training_client_count} clients in the panel. '
+        f'Found panel_size = {self.panel_size}.'
       )
 
   def _check_secure(self) -> None:
@@ -323,11 +359,66 @@ class Plan:
       )
 
   @property
+  def _only_dp(self) -> bool:
+    """Whether clients are accounted for by replace-one DP alone."""
+    unit = self.mechanism.units[0]
+    return self.mechanism.relation(unit) is replace_one.REPLACE_ONE
+
+  def _check_sampling(self) -> None:
+    """Raises ValueError for draws that the mechanism's events are not of."""
+    samplings = getattr(self.mechanism, 'samplings', ('poisson',))
+    if self.sampling not in samplings:
+      raise ValueError(
+        f'The mechanism of --level={self.mechanism.level} accounts for '
+        f'participants drawn by --sampling={" or ".join(samplings)}. Found '
+        f'--sampling={self.sampling}.'
+      )
+    if not self._only_dp:
+      return
+    for name in (
+      *('panel_size', 'held_out_clients', 'estimator', 'bdp_epsilon_budget'),
+    ):
+      if getattr(self.accounting, name):
+        raise ValueError(
+          f'--{name} has no effect with --sampling=fixed_size: a fixed number '
+          'of clients is accounted for by differential privacy alone. Leave it '
+          'out, or use --sampling=poisson.'
+        )
+    if self.secure_aggregation:
+      raise ValueError(
+        'With --secure_aggregation clients report Bayesian costs, and with '
+        '--sampling=fixed_size there are none. Use --sampling=poisson.'
+      )
+
+  def _check_held_out(self) -> None:
+    """Raises ValueError where held-out clients cannot be measured."""
+    held_out = self.accounting.held_out_clients
+    if self.mechanism.units != ('client',) or self.mechanism.local is not None:
+      raise ValueError(
+        'held_out_clients are measured by what they would send: it is for '
+        'clients protected by noise of the server alone. Found '
+        f'held_out_clients = {held_out} with --level={self.mechanism.level}.'
+      )
+    _check_some_train(self.client_count, held_out)
+    if not self.panel_size:
+      raise ValueError(
+        'held_out_clients are measured beside a panel. Found panel_size = 0 '
+        f'with held_out_clients = {held_out}.'
+      )
+
+  @property
+  def training_client_count(self) -> int:
+    """N, how many clients may take part."""
+    return self.client_count - self.accounting.held_out_clients
+
+  @property
   def panel_size(self) -> int:
     """How many clients are measured in every round."""
     size = self.accounting.panel_size
     if size is not None:
       return size
+    if self._only_dp:
+      return 0
     # TFF cannot compute a noisy update a second time, to measure it.
     cannot_measure = (
       self.schedule.engine == 'tff'
@@ -337,16 +428,20 @@ class Plan:
     )
     if self.secure_aggregation or cannot_measure:
       return 0
-    return min(self.client_count, _LARGEST_DEFAULT_PANEL)
+    return min(self.training_client_count, _LARGEST_DEFAULT_PANEL)
 
-  @property
+  @functools.cached_property
   def sampler(self) -> sampling_lib.Sampler:
-    """What draws participants, panel and examples."""
+    """What draws participants, panel and examples.
+
+    One for the whole run, as without a seed every sampler has its own keys.
+    """
     return sampling_lib.Sampler(
       self.client_count,
       self.mechanism.participation_probability,
       self.sampling,
-      self.seeds.seed,
+      self.seeds.sampling_seed,
+      self.accounting.held_out_clients,
     )
 
   def engine(
@@ -387,8 +482,14 @@ class Plan:
     """Whether a unit is measured on a panel."""
     return self.mechanism.is_panel(unit, self.panel_size)
 
-  def accountant(self, unit: str) -> accountant_lib.BayesianAccountant:
-    """Returns a fresh accountant of a unit."""
+  def accountant(self, unit: str) -> Any:
+    """Returns a fresh accountant of a unit.
+
+    A `BayesianAccountant`, or a `ReplaceOneAccountant` where always the same
+    number of clients takes part.
+    """
+    if self._only_dp:
+      return replace_one.ReplaceOneAccountant()
     estimator = self.accounting.estimator
     if estimator is None:
       free = unit == 'example' or self.secure_aggregation
@@ -403,11 +504,11 @@ class Plan:
       estimator=estimator,
       neighboring_relation=relation,
       total_rounds=self.mechanism.cost_count(
-        unit, self.schedule.rounds, self.client_count
+        unit, self.schedule.rounds, self.training_client_count
       ),
     )
 
-  def accountants(self) -> dict[str, accountant_lib.BayesianAccountant]:
+  def accountants(self) -> dict[str, Any]:
     """Returns a fresh accountant for each unit that is protected."""
     return {unit: self.accountant(unit) for unit in self.mechanism.units}
 
@@ -443,6 +544,23 @@ class Plan:
       'secure_aggregation': self.secure_aggregation,
       **options.to_flat(*groups),
     }
+
+
+def _check_some_train(client_count: int, held_out: int) -> None:
+  if held_out >= client_count:
+    raise ValueError(
+      f'held_out_clients must leave clients that train. Found {held_out} of '
+      f'{client_count}.'
+    )
+
+
+def public_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns settings as a page may show them, without the secret seeds."""
+  public = dict(settings)
+  for name in SECRET_SEEDS:
+    if public.get(name) is not None:
+      public[name] = 'seeded'
+  return public
 
 
 def check_idle(group: Any, level: str, names: tuple[str, ...]) -> None:

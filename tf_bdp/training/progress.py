@@ -15,7 +15,8 @@ from tf_bdp.training import checkpoint
 from tf_bdp.training import plan as plan_lib
 
 CHECKPOINT_FILE = 'checkpoint.npz'
-_VERSION = 2
+# 2: draws came from `seed`, which is no seed of draws any more.
+_VERSION = 3
 _ENGINE, _MEASURED, _AVERAGED = 'engine_', 'measured_', 'averaged_'
 
 
@@ -67,10 +68,14 @@ class Progress:
 def save(
   directory: pathlib.Path,
   engine: engines.Engine,
+  plan: plan_lib.Plan,
   settings: Mapping[str, Any],
   progress: Progress,
 ) -> None:
-  """Writes the checkpoint, in one step."""
+  """Writes the checkpoint, in one step.
+
+  Of the sampler it holds the key of the panel, and not the one of the draws.
+  """
   parts = {
     _ENGINE: engine.to_arrays(progress.state),
     _MEASURED: measurements_lib.to_arrays(progress.measurements),
@@ -91,6 +96,7 @@ def save(
     'rows': progress.rows,
     'dp_stop': progress.dp_stop,
     'stopped': progress.stopped,
+    'private_panel_key': plan.sampler.panel_key.hex(),
   }
   checkpoint.save(directory / CHECKPOINT_FILE, arrays, contents)
 
@@ -104,7 +110,8 @@ def restore(
   """Reads the checkpoint.
 
   The plan may have another number of rounds than the checkpoint, if no
-  accountant had to know that number in advance.
+  accountant had to know that number in advance. Its sampler takes the panel of
+  the checkpoint.
 
   Raises:
     ValueError: It is damaged, or of other settings.
@@ -117,7 +124,7 @@ def restore(
     )
   saved = dict(contents['settings'])
   if saved.get('rounds') != settings.get('rounds'):
-    if not all(plan.is_panel(unit) for unit in plan.mechanism.units):
+    if any(a.settings['total_rounds'] for a in plan.accountants().values()):
       raise ValueError(
         f'The run was planned for {saved.get("rounds")} rounds, and its '
         'composition by Hoelder had to know that in advance: --rounds cannot '
@@ -125,6 +132,7 @@ def restore(
       )
     saved['rounds'] = settings.get('rounds')
   checkpoint.check_settings(saved, settings)
+  plan.sampler.resume_panel(bytes.fromhex(contents['private_panel_key']))
   accountants = plan.accountants()
   for unit, accountant in accountants.items():
     accountant.load_state_dict(contents['accountants'][unit])
