@@ -213,8 +213,12 @@ def _assert_refused(composition, estimator, path, value, sentence='damaged'):
   [
     (('format',), _MISSING, 'not one of a BayesianAccountant'),
     (('format',), 'opacus', 'not one of a BayesianAccountant'),
-    (('version',), _MISSING, 'version None; this release reads version 4'),
-    (('version',), 1, 'version 1; this release reads version 4'),
+    (
+      ('version',),
+      _MISSING,
+      'version None; this release reads versions 4 and 5',
+    ),
+    (('version',), 1, 'version 1; this release reads versions 4 and 5'),
     (('settings',), _MISSING, 'other settings: composition = None'),
     (('settings',), 7, 'other settings: composition = None'),
     (('ledger',), [], 'damaged: its rounds are not those of its ledger'),

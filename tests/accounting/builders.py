@@ -11,7 +11,13 @@ import pytest
 from hypothesis import strategies as st
 
 from tf_bdp.accounting import accountant as accountant_lib
-from tf_bdp.accounting import conversion, events, mean_bounds, privacy_profiles
+from tf_bdp.accounting import (
+  conversion,
+  events,
+  mean_bounds,
+  privacy_profiles,
+  worst_case,
+)
 
 DELTA = 1e-5
 ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
@@ -36,7 +42,7 @@ def moments_alone():
   """For tests about moments: no figure is replaced by that of exact DP."""
   with pytest.MonkeyPatch.context() as patch:
     unbounded = privacy_profiles.UnboundedProfiles()
-    patch.setattr(accountant_lib, '_worst_case', lambda _: unbounded)
+    patch.setattr(worst_case, 'profiles', lambda _: unbounded)
     yield
 
 

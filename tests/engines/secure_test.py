@@ -7,6 +7,7 @@ server, and what costs are reported.
 import dataclasses
 import functools
 
+import attr
 import dp_accounting
 import numpy as np
 import pytest
@@ -21,14 +22,41 @@ from tf_bdp.mechanisms import measurements as measurements_lib
 _CASES = cases.SECURE_CASES
 
 
+def _without_labels(event):
+  """The event as if nobody knew which client a cost was of."""
+  if isinstance(event, dp_accounting.ComposedDpEvent):
+    return dp_accounting.ComposedDpEvent(map(_without_labels, event.events))
+  if isinstance(event, events.ParallelEvent):
+    return attr.evolve(event, labels=None)
+  return event
+
+
 @functools.cache
-def _accountants(name, case, count=None):
+def _accountants(name, case, count=None, labelled=False):
   """Accountants after all rounds, or the first ones."""
   result = cases.accountants(case, cases.engine(name, case).mechanism, ())
   for unit, accountant in result.items():
     for part in cases.rounds(name, case)[:count]:
-      accountant.compose(part.events[unit])
+      event = part.events[unit]
+      accountant.compose(event if labelled else _without_labels(event))
   return result
+
+
+@pytest.mark.parametrize('case', ['secure_parallel_steps', 'secure_split'])
+def test_who_learns_only_the_largest_cost_reports_no_less_than_who_learns_all(
+  case,
+):
+  # In the clear, a client is charged for the rounds that it took part in.
+  known = _accountants('inprocess', case, labelled=True)
+  for unit, accountant in _accountants('secure', case).items():
+    reported = accountant._costs(0.1 * cases.DELTA)
+    plain = known[unit]._costs(0.1 * cases.DELTA)
+    assert np.all(reported >= plain * (1 - 1e-6))
+    assert np.any(reported > plain * 1.05) == (unit == 'example')
+    worst, of_client = (
+      a._worst_case_costs() for a in (accountant, known[unit])
+    )
+    assert np.all(worst >= of_client * (1 - 1e-9))
 
 
 @pytest.mark.parametrize('case', _CASES)

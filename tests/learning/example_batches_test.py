@@ -299,6 +299,9 @@ def test_the_examples_of_absent_panel_clients_move_nothing_in_parallel(
   np.testing.assert_array_equal(absent, 0.0)
   np.testing.assert_array_equal(other, 0.0)
   np.testing.assert_allclose(present, _wanted(draws[2], 2, 0), rtol=1e-6)
+  # That is recorded, as is who took part without being measured.
+  assert groups.absent.tolist() == [True, False, True]
+  assert groups.unmeasured_clients.tolist() == [0]
 
 
 @pytest.mark.parametrize('level', ['instance_aggregate', 'joint', 'split'])

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import math
 
+import attr
 import dp_accounting
 import hypothesis
 import numpy as np
@@ -20,7 +21,7 @@ from tests.accounting import oracles as accounting_oracles
 from tests.mechanisms import builders
 from tf_bdp import mechanisms
 from tf_bdp.accounting import events, ledger, mean_bounds, sampled_gaussian
-from tf_bdp.mechanisms import instance
+from tf_bdp.mechanisms import instance, measurements
 
 _DELTA = builders.DELTA
 _ORDERS = builders.ORDERS
@@ -41,6 +42,16 @@ _sampled = builders.sampled
 _accountant = builders.make_accountant
 _population_epsilon = builders.population_epsilon
 pytestmark = builders.ignore_best_order
+
+
+def _without_labels(event):
+  """The event as if nobody knew which client a group is of."""
+  return dp_accounting.ComposedDpEvent(
+    attr.evolve(part, labels=None)
+    if isinstance(part, events.ParallelEvent)
+    else part
+    for part, _ in ledger.rounds_of(event)
+  )
 
 
 # --- What clients send, by definition.
@@ -387,14 +398,187 @@ def test_steps_add_up_and_clients_may_take_fewer(level):
   ]
   event = _example_event(mechanism, _groups(parts), 2)
   q = mechanism.example_probability(20)
-  if level == 'instance_sequential':
-    farthest = [part[3][0] for part in parts]
-  else:
-    farthest = [0.9, 1.3, 2.3]
-  costs = sum(_log_costs([squared / _SIGMA**2], q)[0] for squared in farthest)
+  by_client = [
+    sum(
+      _log_costs([part[3][0] / _SIGMA**2], q)[0]
+      for part in parts
+      if part[0] == client
+    )
+    for client in (0, 1)
+  ]
+  # The second client, which starts farther away, stops before the first.
+  combine = np.sum if level == 'instance_sequential' else np.max
+  costs = combine(by_client, axis=0)
   assert _population_epsilon(event) == pytest.approx(
     accounting_oracles.epsilon(_ORDERS, costs, _DELTA, 'tight'), rel=1e-9
   )
+
+
+def _history(mechanism, seed=0, rounds=12, clients=5):
+  """Rounds of different clients: {client: [moves of each step]} for each."""
+  generator = np.random.default_rng(seed)
+  most = mechanism.worst_case_move**2
+  return [
+    {
+      client: most * generator.beta(1, 3, (mechanism.local_steps, 5))
+      for client in np.flatnonzero(generator.random(clients) < 0.4).tolist()
+    }
+    for _ in range(rounds)
+  ]
+
+
+def _parts_of(history_round):
+  return [
+    (client, step, 20 + 10 * client, moves.tolist())
+    for client, steps in history_round.items()
+    for step, moves in enumerate(steps)
+  ]
+
+
+@pytest.mark.parametrize(
+  'level, steps',
+  [
+    ('instance_parallel', 1),
+    ('instance_parallel', 2),
+    ('instance_aggregate', 2),
+    ('split', 1),
+    ('joint', 1),
+  ],
+)
+def test_an_example_loses_in_the_rounds_of_its_own_client_alone(level, steps):
+  accounting = 'aggregate' if level == 'instance_aggregate' else 'parallel'
+  mechanism = _mechanism(level, accounting=accounting, local_steps=steps)
+  history = _history(mechanism)
+  found = _accountant(estimator='population')
+  for part in history:
+    found.compose(
+      _example_event(mechanism, _groups(_parts_of(part)), len(part))
+    )
+
+  # Client by client, every one of its steps on its own.
+  costs, dp = [], []
+  for client in range(5):
+    q = _BATCH / (20 + 10 * client)
+    own = [step for part in history for step in part.get(client, ())]
+    costs.append(
+      sum(
+        accounting_oracles.log_mean_exp(_log_costs(step / _SIGMA**2, q))
+        for step in own
+      )
+    )
+    alone = _accountant(estimator='population')
+    noise = _SIGMA / mechanism.worst_case_move
+    sampled = dp_accounting.PoissonSampledDpEvent(
+      q, dp_accounting.GaussianDpEvent(noise)
+    )
+    dp.append(alone.compose(sampled, len(own)).get_dp_epsilon(_DELTA))
+  assert found._costs(0.0) == pytest.approx(np.max(costs, axis=0), rel=1e-9)
+  assert found.get_dp_epsilon(_DELTA) == pytest.approx(max(dp), rel=1e-3)
+
+  # As if somebody had been in all rounds, where the largest were.
+  before = _accountant(estimator='population')
+  for part in history:
+    event = _example_event(mechanism, _groups(_parts_of(part)), len(part))
+    before.compose(_without_labels(event))
+  assert np.all(before._costs(0.0) > 1.2 * found._costs(0.0))
+  assert before.get_dp_epsilon(_DELTA) > 1.2 * found.get_dp_epsilon(_DELTA)
+
+
+def _panel_round(history_round, mechanism, panel, unmeasured=()):
+  """Groups of all clients of the panel, of which some took part."""
+  came = {
+    client: measurements.MeasuredClient(
+      20 + 10 * client,
+      mechanism.local_steps if client in history_round else 0,
+      np.ones((mechanism.local_steps, 5), bool),
+      history_round.get(client),
+    )
+    for client in panel
+  }
+  return mechanism.groups(came, panel, unmeasured)
+
+
+@pytest.mark.parametrize('level', ['instance_parallel', 'split', 'joint'])
+def test_a_panel_of_all_clients_is_charged_for_the_rounds_of_each(level):
+  mechanism = _mechanism(level, accounting='parallel', panel_examples=5)
+  history = _history(mechanism)
+  found, of_participants = (
+    _accountant(composition, estimator='population')
+    for composition in ('panel', 'product')
+  )
+  for part in history:
+    groups = _panel_round(part, mechanism, range(5))
+    found.compose(_example_event(mechanism, groups, len(part)))
+    without_panel = dataclasses.replace(mechanism, panel_examples=0)
+    of_participants.compose(
+      _example_event(without_panel, _groups(_parts_of(part)), len(part))
+    )
+  # Of the same clients, in DP's figures the same.
+  assert found.get_dp_epsilon(_DELTA) == pytest.approx(
+    of_participants.get_dp_epsilon(_DELTA), rel=1e-9
+  )
+  costs = [
+    accounting_oracles.log_mean_exp(
+      sum(
+        (
+          _log_costs(part[client][0] / _SIGMA**2, _BATCH / (20 + 10 * client))
+          for part in history
+          if client in part
+        ),
+        np.zeros((5, len(_ORDERS))),
+      )
+    )
+    for client in range(5)
+  ]
+  # Moves are float32 on their way.
+  assert found._costs(0.0) == pytest.approx(np.max(costs, axis=0), rel=1e-5)
+
+
+@pytest.mark.parametrize('level', ['instance_parallel', 'instance_aggregate'])
+def test_dp_covers_clients_outside_of_the_panel_that_have_fewer_examples(level):
+  mechanism = _mechanism(level, panel_examples=5, smallest_holding=8)
+  part = {0: np.zeros((1, 5)), 7: np.zeros((1, 5))}
+  groups = _panel_round(part, mechanism, range(3), {7})
+  ((_, entry),) = ledger.rounds_of(_example_event(mechanism, groups, 2))
+  assert entry.participation_probability == _BATCH / 8  # And not of 20.
+
+
+def test_where_others_than_the_panel_took_part_the_round_is_everybodys():
+  mechanism = _mechanism(
+    'instance_parallel', panel_examples=5, smallest_holding=20
+  )
+  history = _history(mechanism)
+  accountant = _accountant('panel', estimator='population')
+  expected = 0
+  for part in history:
+    others = set(part) - {0, 1, 2}
+    groups = _panel_round(part, mechanism, range(3), others)
+    event = _example_event(mechanism, groups, len(part))
+    assert (event.labels is None) == bool(others)
+    accountant.compose(event)
+    expected += bool(others)
+  # Nobody of the panel was in more rounds than these.
+  alone = [
+    sum(client in part or bool(set(part) - {0, 1, 2}) for part in history)
+    for client in range(3)
+  ]
+  assert 0 < expected < len(history)
+  # At the largest q of the panel where it is everybody's.
+  by_hand = _accountant(estimator='population')
+  sampled = dp_accounting.PoissonSampledDpEvent(
+    _BATCH / 20, dp_accounting.GaussianDpEvent(_SIGMA / 2)
+  )
+  most = by_hand.compose(sampled, max(alone)).get_dp_epsilon(_DELTA)
+  least = _accountant(estimator='population').compose(sampled, expected)
+  found = accountant.get_dp_epsilon(_DELTA)
+  assert least.get_dp_epsilon(_DELTA) < found <= most * (1 + 1e-9)
+
+
+@pytest.mark.parametrize('level', ['instance_sequential', 'instance_aggregate'])
+def test_where_the_noise_of_others_is_counted_groups_have_no_labels(level):
+  event = _example_event(_mechanism(level), _groups(_parts()), 3)
+  parts = [part for part, _ in ledger.rounds_of(event)]
+  assert all(getattr(part, 'labels', None) is None for part in parts)
 
 
 def test_in_a_panel_every_step_has_the_groups_of_all_clients_in_their_order():
@@ -738,7 +922,8 @@ def test_bounds_that_clients_report_give_the_epsilon_of_their_distances(
   for seed in range(rounds):
     groups = _random_groups(clients, steps=steps, units=40, most=0.5, seed=seed)
     event = _example_event(mechanism, groups, clients)
-    measured.compose(event)
+    # The server learns the largest cost of each step and not whose it is.
+    measured.compose(_without_labels(event))
     costs = 0.0
     for part, _ in ledger.rounds_of(event):
       # What the clients would compute, and its maximum or sum.

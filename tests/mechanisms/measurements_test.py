@@ -45,6 +45,11 @@ def _rounds(draw):
         )
       ]
     )
+    if draw(st.booleans()):
+      absent = np.arange(examples.sizes.size) % 2 == 0
+      examples = examples._replace(
+        absent=absent, unmeasured_clients=np.array([4, 7])
+      )
   if draw(st.booleans()):
     reported = {
       unit: measurements.ReportedCosts(np.array([0.5, 1e-300, np.inf]), 1e-9)
@@ -91,6 +96,27 @@ def test_rounds_come_back_from_a_file_bit_for_bit(rounds):
     found = measurements.from_arrays(dict(arrays))
   assert len(found) == len(rounds)
   for one, other in zip(found, rounds):
+    _assert_same(one, other)
+
+
+def test_rounds_of_the_release_before_are_read_and_continued():
+  # It recorded neither who was absent nor who was not measured.
+  rounds = [
+    builders.measured([], 2, groups=_groups([(0, 0, 9, [1.0, 2.0, 3.0])]))
+  ]
+  arrays = {
+    name: values
+    for name, values in measurements.to_arrays(rounds).items()
+    if 'absent' not in name and 'unmeasured' not in name
+  }
+  (found,) = measurements.from_arrays(arrays)
+  _assert_same(found, rounds[0])
+  new = found._replace(
+    examples=found.examples._replace(absent=np.array([True]))
+  )
+  for one, other in zip(
+    measurements.from_arrays(measurements.to_arrays([found, new])), [found, new]
+  ):
     _assert_same(one, other)
 
 

@@ -1,13 +1,12 @@
 """The Bayesian privacy accountant."""
 
 import copy
-import dataclasses
 import functools
 import itertools
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Optional
 
 import dp_accounting
 import numpy as np
@@ -15,14 +14,18 @@ import numpy.typing as npt
 
 from tf_bdp import validation
 from tf_bdp.accounting import (
+  accountant_state,
   chord_table,
   claims,
   events,
   log_space,
+  loss_distribution,
   mean_bounds,
   privacy_profiles,
+  round_bounds,
   sampled_gaussian,
   unit_ledger,
+  worst_case,
 )
 from tf_bdp.accounting import (
   conversion as conversion_lib,
@@ -44,28 +47,6 @@ DEFAULT_ORDERS = (
 _ESTIMATOR_SHARE = 0.1
 # Rounds whose moments are computed together, which is faster.
 _MOST_WAITING = 64
-_STATE_FORMAT = 'tf_bdp.BayesianAccountant'
-_STATE_VERSION = 4
-_BoundOfMean = Union[mean_bounds.MeanBound, mean_bounds.Reported]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Round:
-  """Samples of exp ℓ (product) or exp T ℓ (holder) that stood for rounds.
-
-  One for each group of units; the one with the largest bound counts.
-  """
-
-  samples: tuple[_BoundOfMean, ...]
-  repeats: int
-  _bounds: dict[float, np.ndarray] = dataclasses.field(default_factory=dict)
-
-  def log_upper_bound(self, failure_probability: float) -> np.ndarray:
-    if failure_probability not in self._bounds:
-      bounds = [s.log_upper_bound(failure_probability) for s in self.samples]
-      self._bounds.clear()
-      self._bounds[failure_probability] = np.max(bounds, axis=0)
-    return self._bounds[failure_probability]
 
 
 class BayesianAccountant(dp_accounting.PrivacyAccountant):
@@ -175,7 +156,7 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     # 'panel': Σ_t ℓ_t of every member, [units, orders], for each group.
     self._panels: tuple[np.ndarray, ...] = ()
     # 'holder' and 'product': what every round's bound needs.
-    self._rounds: tuple[_Round, ...] = ()
+    self._rounds: tuple[round_bounds.RoundBounds, ...] = ()
     # Exact: what the units of all groups went through, one after the other, the
     # sizes of the groups, the paper's account of the same rounds, and rounds
     # that it has yet to take.
@@ -187,7 +168,9 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       self._paper = BayesianAccountant.paper(
         orders=self._orders, estimator_delta=estimator_delta
       )
+    # Found when needed, and kept until another round is composed.
     self._profiles_of_units: Optional[privacy_profiles.Profiles] = None
+    self._charged_rounds: Optional[worst_case.RoundsByLabel] = None
 
   @classmethod
   def paper(
@@ -246,6 +229,9 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
 
     `dp_accounting.rdp.RdpAccountant().compose(accountant.ledger)` gives the DP
     figure of the same run. Rounds without a worst case are non-private there.
+    Where dp_accounting has no event for what took place, it is one that costs
+    more (see `ledger.to_dp_event`): a worst case that is drawn is the largest
+    that could be. `get_dp_epsilon` has the figure without that.
     """
     return ledger_lib.to_dp_event(self._entries)
 
@@ -256,9 +242,9 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
 
     Args:
       event: A `BayesianGaussianEvent`, a `ParallelEvent` of such, a
-        `ReportedCostEvent` (not with composition='panel'), or dp_accounting's
-        Gaussian, Poisson-sampled, composed, self-composed, no-op or non-private
-        event.
+        `MixedGaussianEvent`, a `ReportedCostEvent` (not with
+        composition='panel'), or dp_accounting's Gaussian, Poisson-sampled,
+        composed, self-composed, no-op or non-private event.
       count: How many times it took place.
 
     Returns:
@@ -285,7 +271,7 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       self._for_paper = (*self._for_paper, (event, count))
       if max(len(self._for_paper), len(rounds)) >= _MOST_WAITING:
         self._paper, self._for_paper = self._paper_so_far(), ()
-    self._profiles_of_units = None
+    self._profiles_of_units = self._charged_rounds = None
     return self
 
   def _maybe_compose(
@@ -514,20 +500,11 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
 
   def state_dict(self) -> dict[str, Any]:
     """Returns settings and all that was seen, as data that JSON can hold."""
-    return {
-      'format': _STATE_FORMAT,
-      'version': _STATE_VERSION,
-      'settings': self.settings,
-      'ledger': ledger_lib.to_state(self._entries),
-      'panels': [panel.tolist() for panel in self._panels],
-      'units': None if self._units is None else self._units.to_state(),
-      'group_sizes': list(self._group_sizes),
-      'paper': self._paper_so_far().state_dict() if self._is_exact else None,
-      'rounds': [
-        [[sample.to_state() for sample in r.samples], r.repeats]
-        for r in self._rounds
-      ],
-    }
+    seen = accountant_state.Seen(
+      self._entries, self._panels, self._rounds, self._units, self._group_sizes
+    )
+    paper = self._paper_so_far().state_dict() if self._is_exact else None
+    return seen.to_state(self.settings, paper)
 
   def load_state_dict(self, state: dict[str, Any]) -> None:
     """Replaces all that was seen by what `state_dict` returned.
@@ -539,92 +516,24 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       ValueError: The state is not one, is damaged, or comes from an accountant
         of other settings. This accountant is then unchanged.
     """
-    if not isinstance(state, dict) or state.get('format') != _STATE_FORMAT:
-      raise ValueError('The state is not one of a BayesianAccountant.')
-    if state.get('version') != _STATE_VERSION:
-      raise ValueError(
-        f'The state has version {state.get("version")}; this release reads '
-        f'version {_STATE_VERSION}.'
-      )
-    settings = state.get('settings')
-    settings = settings if isinstance(settings, dict) else {}
-    different = [
-      f'{key} = {settings.get(key)!r} (here {value!r})'
-      for key, value in self.settings.items()
-      if settings.get(key) != value
-    ]
-    if different:
-      raise ValueError(
-        f'The state was saved with other settings: {", ".join(different)}.'
-      )
+    accountant_state.check(state, self.settings)
+    paper = copy.copy(self._paper)
     try:
-      entries = ledger_lib.from_state(state['ledger'])
-      panels = tuple(self._panel_from_state(p) for p in state['panels'])
-      rounds = self._rounds_from_state(state['rounds'])
-      units, sizes, paper = self._units_from_state(state)
-      estimated = sum(entry.repeats for entry in entries if entry.estimated)
-      if self._is_exact:
-        fits = (units is None) == (estimated == 0) and not (panels or rounds)
-      elif self._composition == 'panel':
-        fits = (not panels) == (estimated == 0) and not rounds
-      else:
-        fits = not panels and estimated == sum(r.repeats for r in rounds)
-      if not fits or estimated > (self._total_rounds or estimated):
-        raise ValueError('its rounds are not those of its ledger')
+      seen = accountant_state.Seen.from_state(
+        state, self.settings, self._is_exact
+      )
+      if paper is not None:
+        paper.load_state_dict(state['paper'])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
       raise ValueError(f'The state is damaged: {error!s}.') from error
-    self._entries, self._panels, self._rounds = entries, panels, rounds
-    self._units, self._group_sizes = units, sizes
+    self._entries, self._panels, self._rounds = (
+      seen.entries,
+      seen.panels,
+      seen.rounds,
+    )
+    self._units, self._group_sizes = seen.units, seen.group_sizes
     self._paper, self._for_paper = paper, ()
-    self._profiles_of_units = None
-
-  def _units_from_state(
-    self, state: dict[str, Any]
-  ) -> tuple[
-    Optional[unit_ledger.UnitLedger],
-    tuple[int, ...],
-    Optional['BayesianAccountant'],
-  ]:
-    sizes = tuple(
-      validation.check_positive_integer('group_sizes', size)
-      for size in state['group_sizes']
-    )
-    units = paper = None
-    if state['units'] is not None:
-      units = unit_ledger.UnitLedger.from_state(state['units'])
-    if sum(sizes) != (0 if units is None else units.units):
-      raise ValueError('its units are not those of its groups')
-    if self._paper is not None:
-      paper = copy.copy(self._paper)
-      paper.load_state_dict(state['paper'])
-    return units, sizes, paper
-
-  def _panel_from_state(self, state: Any) -> np.ndarray:
-    panel = np.array(state, dtype=np.float64)
-    if panel.ndim != 2 or panel.shape[1] != len(self._orders):
-      raise ValueError('panel is not an array [units, orders]')
-    if len(panel) < mean_bounds.FEWEST_UNITS:
-      raise ValueError(f'panel has {len(panel)} units')
-    if not (np.min(panel) >= 0 and np.max(panel) < np.inf):
-      raise ValueError('panel has costs that are negative or not finite')
-    return panel
-
-  def _rounds_from_state(self, state: Any) -> tuple[_Round, ...]:
-    def restored(sample: Any) -> _BoundOfMean:
-      kind: Any = mean_bounds.Reported
-      if 'failure_probability' not in sample:
-        kind = mean_bounds.ESTIMATORS[self._estimator]
-      return kind.from_state(sample, len(self._orders))
-
-    if not all(samples for samples, _ in state):
-      raise ValueError('a round has no sample')
-    return tuple(
-      _Round(
-        tuple(restored(sample) for sample in samples),
-        validation.check_positive_integer('repeats', repeats),
-      )
-      for samples, repeats in state
-    )
+    self._profiles_of_units = self._charged_rounds = None
 
   def _check(self, rounds: Iterable[tuple[Any, ledger_lib.Entry]]) -> None:
     """Raises ValueError if rounds do not fit the settings or what was seen."""
@@ -687,19 +596,22 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       if isinstance(event, events.ReportedCostEvent):
         self._add_reported(event, count)
       else:
-        self._add_costs(list(itertools.islice(costs, len(event.groups))), count)
+        own = list(itertools.islice(costs, len(event.groups)))
+        self._add_costs(own, count, getattr(event, 'labels', None))
 
   def _add_reported(self, event: events.ReportedCostEvent, count: int) -> None:
     power = self._total_rounds or 1
     reported = mean_bounds.Reported(
       power * np.array(event.costs), event.failure_probability
     )
-    self._rounds = (*self._rounds, _Round((reported,), count))
+    part = round_bounds.RoundBounds((reported,), count)
+    self._rounds = (*self._rounds, part)
 
   def _add_costs(
     self,
     costs: Sequence[tuple[events.BayesianGaussianEvent, np.ndarray]],
     count: int,
+    labels: Optional[tuple[int, ...]],
   ) -> None:
     """Adds rounds by the costs of their units, group by group."""
     if self._composition == 'panel':
@@ -709,10 +621,11 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     power = self._total_rounds or 1
     kind = mean_bounds.ESTIMATORS[self._estimator]
     samples = tuple(
-      kind.from_sample(power * c, power * self._worst_case_cost(group))
+      kind.from_sample(power * c, power * self._largest_cost(group))
       for group, c in costs
     )
-    self._rounds = (*self._rounds, _Round(samples, count))
+    part = round_bounds.RoundBounds(samples, count, labels)
+    self._rounds = (*self._rounds, part)
 
   def _paper_so_far(self) -> 'BayesianAccountant':
     """Returns the paper's account of all rounds, those that wait included."""
@@ -740,23 +653,48 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     """Returns δ_x(ε) of all units, rounds that are known exactly included."""
     if self._profiles_of_units is None:
       units = self._units or unit_ledger.UnitLedger.empty(1)
-      for entry in self._entries:
-        if not entry.estimated:
-          units = units.added(
-            *entry[:2], entry.inclusion_probability, entry.repeats
-          )
-      worst = _worst_case(_grouped(self._entries))
+      known = [entry for entry in self._entries if not entry.estimated]
+      mixed = []
+      # Rounds that are known alone count for everybody.
+      for kind, count in worst_case.by_label(known)[None]:
+        if kind.is_drawn:
+          mixed.append((loss_distribution.MixedLevel.of(*kind), count))
+        else:
+          ((_, squared),), q, a = kind
+          units = units.added(squared, q, a, count)
       self._profiles_of_units = units.profiles(
-        least_epsilon=worst.largest_epsilon
+        least_epsilon=max(
+          worst_case.profiles(self._charged()).largest_epsilon,
+          worst_case.profiles(self._realised()).largest_epsilon,
+        ),
+        mixed=mixed,
       )
     return self._profiles_of_units
+
+  def _charged(self) -> worst_case.RoundsByLabel:
+    """Returns the rounds as differential privacy is charged for them."""
+    if self._charged_rounds is None:
+      self._charged_rounds = worst_case.by_label(self._entries)
+    return self._charged_rounds
+
+  def _realised(self, only_estimated: bool = False) -> worst_case.RoundsByLabel:
+    """Returns the rounds at the largest r² that any unit could have in them.
+
+    It limits estimates. What differential privacy is charged may be less, where
+    the worst case of a round is drawn and this one was an unlucky draw.
+    """
+    return worst_case.by_label(
+      entry.realised
+      for entry in self._entries
+      if entry.estimated or not only_estimated
+    )
 
   def _claimed_epsilon(self, claim: str, delta: float) -> float:
     """Returns ε of a claim by exact divergences, never above DP."""
     if self._is_non_private():
       return math.inf
-    worst = _worst_case(_grouped(self._entries))
-    kept, largest = 0.0, worst.largest_epsilon
+    kept = 0.0
+    largest = worst_case.profiles(self._charged()).largest_epsilon
     if claim != 'dp':
       kept = self._delta_for_bounds(delta, claim)
       largest = max(largest, self._profiles().largest_epsilon)
@@ -782,17 +720,19 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     falls with ε, so that the ε reported is below the true one only if it fails
     at the true one: δ′ is spent once.
     """
-    worst = _worst_case(_grouped(self._entries))
+    worst = worst_case.profiles(self._charged())
 
     def limit(epsilon: float, failure_probability: float = 0.0) -> float:
       del failure_probability
-      return float(worst.deltas(epsilon)[0])
+      return float(np.max(worst.deltas(epsilon)))
 
     if claim == 'dp' or not self._group_sizes:
       return limit
     units = self._profiles()
     ends = np.cumsum(self._group_sizes)[:-1]
-    shares = units.shares(worst) if claim == 'sample' else None
+    shares = None
+    if claim == 'sample':
+      shares = units.shares(worst_case.profiles(self._realised()))
 
     def claimed(epsilon: float, failure_probability: float = 0.0) -> float:
       if shares is not None:
@@ -850,13 +790,15 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
         result[i] = log_space.included(part, groups[i].inclusion_probability)
     return result
 
-  def _worst_case_cost(self, group: events.BayesianGaussianEvent) -> np.ndarray:
+  def _largest_cost(self, group: events.BayesianGaussianEvent) -> np.ndarray:
+    """Returns ℓ of the farthest unit that a group could have."""
     worst = group.worst_case_squared_distance
-    return self._cost_at(
-      math.inf if worst is None else worst,
+    kind = worst_case.Kind(
+      ((1.0, math.inf if worst is None else worst),),
       group.participation_probability,
       group.inclusion_probability,
     )
+    return worst_case.cost(kind, self._orders, self._direction)
 
   def _costs(self, delta_for_bounds: float) -> np.ndarray:
     """Returns c(λ), true for all orders but with the given probability.
@@ -866,36 +808,33 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     bounds = self._bounds_taken()
     # Where no bound is taken, the probability that one fails is not used.
     failure = delta_for_bounds / bounds if bounds else 0.5
-    costs = self._ledger_costs(estimated=False)
+    worst = self._costs_of(self._charged())
+    known = [entry for entry in self._entries if not entry.estimated]
+    costs = self._costs_of(worst_case.by_label(known))[None]
+    costs = costs + round_bounds.totals(
+      self._rounds,
+      list(worst),
+      len(self._orders),
+      failure,
+      self._total_rounds or 1,
+    )
     if self._panels:
       kind = mean_bounds.ESTIMATORS[self._estimator]
-      worst = self._ledger_costs(estimated=True)
-      samples = tuple(kind.from_sample(panel, worst) for panel in self._panels)
-      costs = costs + _Round(samples, 1).log_upper_bound(failure)
-    power = self._total_rounds or 1
-    for part in self._rounds:
-      costs = costs + part.log_upper_bound(failure) * (part.repeats / power)
-    return np.minimum(costs, self._worst_case_costs())
+      limits = self._costs_of(self._realised(only_estimated=True))
+      limit = np.max([*limits.values()], axis=0)
+      samples = tuple(kind.from_sample(panel, limit) for panel in self._panels)
+      part = round_bounds.RoundBounds(samples, 1)
+      costs = costs + part.log_upper_bound(failure)
+    return np.max(np.minimum(costs, [*worst.values()]), axis=0)
 
   def _worst_case_costs(self) -> np.ndarray:
-    return self._ledger_costs(estimated=False) + self._ledger_costs(
-      estimated=True
-    )
+    """Returns the costs of differential privacy, of whom loses most."""
+    return np.max([*self._costs_of(self._charged()).values()], axis=0)
 
-  def _ledger_costs(self, estimated: bool) -> np.ndarray:
-    """Returns the worst-case costs of the rounds with, or without, samples."""
-    total = np.zeros(len(self._orders))
-    for entry in self._entries:
-      if entry.estimated == estimated:
-        cost = self._cost_at(*entry[:2], entry.inclusion_probability)
-        total += entry.repeats * cost
-    return total
-
-  def _cost_at(
-    self, squared_distance: float, q: float, inclusion: float
-  ) -> np.ndarray:
-    cost = _cost_at(squared_distance, q, self._orders, self._direction)
-    return log_space.included(cost, inclusion)
+  def _costs_of(
+    self, rounds: worst_case.RoundsByLabel
+  ) -> dict[Optional[int], np.ndarray]:
+    return worst_case.costs(rounds, self._orders, self._direction)
 
   def _estimated_rounds(self) -> int:
     return sum(entry.repeats for entry in self._entries if entry.estimated)
@@ -950,44 +889,6 @@ def _check_exact(
       f'moments. Found {direction!r} and {conversion!r}; use another '
       'estimator with them.'
     )
-
-
-def _grouped(
-  entries: Iterable[ledger_lib.Entry],
-) -> tuple[ledger_lib.Entry, ...]:
-  """Merges rounds that are alike, wherever they stand."""
-  repeats: dict[ledger_lib.Entry, int] = {}
-  for entry in entries:
-    kind = entry._replace(repeats=1, estimated=False)
-    repeats[kind] = repeats.get(kind, 0) + entry.repeats
-  return tuple(
-    kind._replace(repeats=count) for kind, count in sorted(repeats.items())
-  )
-
-
-@functools.lru_cache(maxsize=8)
-def _worst_case(
-  entries: tuple[ledger_lib.Entry, ...],
-) -> privacy_profiles.Profiles:
-  """Returns δ(ε) of differential privacy."""
-  unit = unit_ledger.UnitLedger.empty(1)
-  for entry in entries:
-    if math.isinf(entry.squared_distance):
-      return privacy_profiles.UnboundedProfiles()
-    unit = unit.added(*entry[:2], entry.inclusion_probability, entry.repeats)
-  return unit.profiles(privacy_profiles.OF_ONE)
-
-
-@functools.lru_cache(maxsize=4096)
-def _cost_at(
-  squared_distance: float, q: float, orders: tuple[int, ...], direction: str
-) -> np.ndarray:
-  """Returns ℓ of one unit at a known distance, for every order."""
-  if math.isinf(squared_distance):
-    return np.full(len(orders), math.inf)
-  return sampled_gaussian.log_moments([squared_distance], q, orders, direction)[
-    0
-  ]
 
 
 def _check_panel(event: Any, sizes: list[int]) -> list[int]:

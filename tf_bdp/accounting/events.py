@@ -1,7 +1,9 @@
 """What a round tells the accountant: the distances of its sampled units."""
 
+import math
+import numbers
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import attr
 import dp_accounting
@@ -20,17 +22,25 @@ _ROUNDING = 1e-4
 Mixture = tuple[tuple[float, float], ...]
 
 
-def _convert_mixture(pairs: Optional[Iterable[Sequence[float]]]) -> Any:
+def check_mixture(pairs: Iterable[Sequence[float]]) -> Mixture:
   """Returns the pairs as a `Mixture`; raises ValueError if they are not one."""
-  if pairs is None:
-    return None
-  mixture = tuple((float(p), float(r2)) for p, r2 in pairs)
-  for probability, squared_distance in mixture:
-    validation.check_probability('probability', probability)
-    validation.check_squared_distances('squared distance', squared_distance)
-  if not abs(sum(p for p, _ in mixture) - 1) < 1e-9:
+  array = np.array([tuple(pair) for pair in pairs], dtype=np.float64)
+  if array.ndim != 2 or array.shape[1] != 2:
+    raise ValueError('A mixture must be pairs of a probability and an r².')
+  probabilities, squared_distances = array.T
+  if not np.all((probabilities >= 0) & (probabilities <= 1)):
+    raise ValueError('The probabilities of a mixture must be from 0 to 1.')
+  validation.check_squared_distances('r² of a mixture', squared_distances)
+  if not abs(math.fsum(probabilities) - 1) < 1e-9:
     raise ValueError('The probabilities of a mixture must add up to one.')
-  return mixture
+  return tuple(zip(probabilities.tolist(), squared_distances.tolist()))
+
+
+def _convert_labels(labels: Iterable[int]) -> tuple[int, ...]:
+  labels = tuple(labels)
+  if not all(isinstance(label, numbers.Integral) for label in labels):
+    raise ValueError("labels must be integers, such as clients' numbers.")
+  return tuple(int(label) for label in labels)
 
 
 def _convert_distances(values: npt.ArrayLike) -> np.ndarray:
@@ -84,7 +94,7 @@ class BayesianGaussianEvent(dp_accounting.DpEvent):
   panel: bool = False
   inclusion_probability: float = attr.ib(default=1.0, converter=float)
   worst_case_mixture: Optional[Mixture] = attr.ib(
-    default=None, converter=_convert_mixture
+    default=None, converter=attr.converters.optional(check_mixture)
   )
 
   def __attrs_post_init__(self) -> None:
@@ -128,6 +138,8 @@ class ParallelEvent(dp_accounting.DpEvent):
     labels: Which group each is, such as the client's number, if groups change
       from round to round: what a unit loses is then added up over the rounds of
       its own group. Without labels the largest cost of each round is added up.
+    other_participation_probability: The largest q of units in groups that took
+      part without being measured, for which the worst case must hold as well.
   """
 
   groups: tuple[BayesianGaussianEvent, ...] = attr.ib(
@@ -137,10 +149,14 @@ class ParallelEvent(dp_accounting.DpEvent):
     ),
   )
   labels: Optional[tuple[int, ...]] = attr.ib(
-    default=None, converter=attr.converters.optional(tuple)
+    default=None, converter=attr.converters.optional(_convert_labels)
   )
+  other_participation_probability: float = attr.ib(default=0.0, converter=float)
 
   def __attrs_post_init__(self) -> None:
+    validation.check_probability(
+      'other_participation_probability', self.other_participation_probability
+    )
     if not self.groups:
       raise ValueError('groups must be at least one event. Found none.')
     if self.labels is not None and (
@@ -148,6 +164,12 @@ class ParallelEvent(dp_accounting.DpEvent):
       or len(self.labels) != len(self.groups)
     ):
       raise ValueError('labels must be one for each group, all different.')
+    if self.labels is not None and self.other_participation_probability:
+      raise ValueError(
+        'Labels tell who alone lost anything: with them, all groups that took '
+        'part must be there, and other_participation_probability be 0. Found '
+        f'{self.other_participation_probability}.'
+      )
     if len({group.panel for group in self.groups}) > 1:
       raise ValueError('All groups must be panels, or none.')
 
@@ -159,7 +181,10 @@ class ParallelEvent(dp_accounting.DpEvent):
   @property
   def participation_probability(self) -> float:
     """The largest q of all groups."""
-    return max(group.participation_probability for group in self.groups)
+    return max(
+      self.other_participation_probability,
+      *(group.participation_probability for group in self.groups),
+    )
 
   @property
   def inclusion_probability(self) -> float:
@@ -172,6 +197,19 @@ class ParallelEvent(dp_accounting.DpEvent):
     worst = [group.worst_case_squared_distance for group in self.groups]
     known = [value for value in worst if value is not None]
     return max(known) if len(known) == len(worst) else None
+
+  @property
+  def worst_case_mixture(self) -> Optional[Mixture]:
+    """That of all groups, or the largest r² of any if they differ."""
+    mixtures = {group.worst_case_mixture for group in self.groups}
+    if len(mixtures) == 1:
+      return mixtures.pop()
+    largest = self.worst_case_squared_distance
+    if largest is None:  # A group without a limit may have no mixture either.
+      return None
+    for mixture in mixtures - {None}:
+      largest = max(largest, *(r2 for p, r2 in mixture or () if p > 0))
+    return ((1.0, largest),)
 
 
 def _convert_costs(costs: Iterable[float]) -> tuple[float, ...]:
@@ -207,7 +245,7 @@ class ReportedCostEvent(dp_accounting.DpEvent):
   worst_case_squared_distance: float = attr.ib(converter=float)
   inclusion_probability: float = attr.ib(default=1.0, converter=float)
   worst_case_mixture: Optional[Mixture] = attr.ib(
-    default=None, converter=_convert_mixture
+    default=None, converter=attr.converters.optional(check_mixture)
   )
 
   def __attrs_post_init__(self) -> None:
@@ -231,7 +269,7 @@ class MixedGaussianEvent(dp_accounting.DpEvent):
     participation_probability: q.
   """
 
-  mixture: Mixture = attr.ib(converter=_convert_mixture)
+  mixture: Mixture = attr.ib(converter=check_mixture)
   participation_probability: float = attr.ib(converter=float)
 
   def __attrs_post_init__(self) -> None:

@@ -10,16 +10,20 @@ divergence, and raises it the least.
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
 import numpy as np
 from scipy import special
+
+from tf_bdp.accounting import events, mixtures
 
 DIRECTIONS = ('remove', 'add')
 
 # Of the normal distribution; 1.8e-33 lies beyond it on either side.
 _FARTHEST = 12.0
 _LARGEST_EXPONENT = 700.0
+# Shorter distances count as this one: a million of them cost nothing.
+SMALLEST_DISTANCE = 1e-7
 
 
 class Level(NamedTuple):
@@ -51,6 +55,56 @@ class Level(NamedTuple):
     return float(_loss(np.array([r + _FARTHEST]), r, q)[0])
 
 
+class MixedLevel(NamedTuple):
+  """A round whose distance is drawn, whether or not the unit takes part.
+
+  Its losses are those of the parts, each with its probability: that is what
+  somebody loses to an attacker who learns the draw n together with the result.
+  The hockey-stick divergence of such pairs, Σ_n p_n D(P_n‖Q_n), is that of the
+  mixture of privacy loss distributions, because the loss at (n, x) is the one
+  of x given n. Who does not learn n sees a function of the pair and by joint
+  convexity nothing more: D(Σ_n p_n P_n‖Σ_n p_n Q_n) is at most as large. The
+  draws of rounds are independent, so that losses of rounds add up as ever.
+
+  Attributes:
+    parts: The levels with their probabilities.
+    infinite_mass: The probability of all others, which count as sure losses.
+  """
+
+  parts: tuple[tuple[float, Level], ...]
+  infinite_mass: float = 0.0
+
+  @classmethod
+  def of(cls, mixture: events.Mixture, q: float, a: float) -> 'MixedLevel':
+    """Returns the round of a merged mixture of r², in order of r².
+
+    A part that is next to impossible, for which the grid would have to be
+    coarse or large, counts as a sure loss.
+    """
+    beyond = sum(p for p, _ in mixture[-1:] if p <= mixtures.NEGLIGIBLE)
+    kept = mixture[:-1] if beyond else mixture
+    return cls(
+      tuple(
+        (p, Level(max(math.sqrt(squared), SMALLEST_DISTANCE), q, a))
+        for p, squared in kept
+      ),
+      beyond,
+    )
+
+  @property
+  def scale(self) -> float:
+    """About the deviation of the loss."""
+    return math.sqrt(sum(p * level.scale**2 for p, level in self.parts))
+
+  @property
+  def largest_loss(self) -> float:
+    """The largest loss that is not left out as next to impossible."""
+    return max(level.largest_loss for _, level in self.parts)
+
+
+AnyLevel = Union[Level, MixedLevel]
+
+
 class LossDistribution(NamedTuple):
   """A loss that is (first + i) steps with probability `masses[i]`.
 
@@ -66,7 +120,7 @@ class LossDistribution(NamedTuple):
 
 
 def loss_distribution(
-  level: Level, step: float, direction: str
+  level: AnyLevel, step: float, direction: str
 ) -> LossDistribution:
   """Returns the loss of one round, rounded so that no divergence falls.
 
@@ -75,6 +129,22 @@ def loss_distribution(
     step: The distance of two grid points.
     direction: 'remove' or 'add'.
   """
+  if isinstance(level, Level):
+    return _of_level(level, step, direction)
+  losses = [(p, _of_level(part, step, direction)) for p, part in level.parts]
+  first = min(loss.first for _, loss in losses)
+  last = max(loss.first + loss.masses.size for _, loss in losses)
+  masses = np.zeros(last - first)
+  infinite_mass = level.infinite_mass
+  for p, loss in losses:
+    start = loss.first - first
+    masses[start : start + loss.masses.size] += p * loss.masses
+    infinite_mass += p * loss.infinite_mass
+  return LossDistribution(first, masses, infinite_mass)
+
+
+def _of_level(level: Level, step: float, direction: str) -> LossDistribution:
+  """Returns the loss of a round whose distance is known."""
   r, q, a = level
   sign = 1.0 if direction == 'remove' else -1.0
   ends = np.array([-_FARTHEST, _FARTHEST + (r if direction == 'remove' else 0)])

@@ -120,7 +120,11 @@ class Profiles(abc.ABC):
 
   @abc.abstractmethod
   def shares(self, worst: 'Profiles') -> Callable[[float], 'Shares']:
-    """Returns the shares in δ_worst(ε) as functions of ε that do not grow."""
+    """Returns the shares in δ_worst(ε) as functions of ε that do not grow.
+
+    Args:
+      worst: The worst case; of several units, the one who loses most counts.
+    """
 
   def individual_epsilons(self, delta: float) -> np.ndarray:
     """Returns the smallest ε with δ_x(ε) <= δ for every unit."""
@@ -199,7 +203,7 @@ class GaussianProfiles(Profiles):
       return TabulatedProfiles(epsilons, table).shares(worst)
 
     def at(epsilon: float) -> Shares:
-      largest = float(worst.deltas(epsilon)[0])
+      largest = float(np.max(worst.deltas(epsilon)))
       deltas = self.deltas(epsilon)
       return Shares(np.minimum(deltas / max(largest, _TINY), 1.0), largest)
 
@@ -220,7 +224,7 @@ class UnboundedProfiles(Profiles):
 
   def shares(self, worst: Profiles) -> Callable[[float], Shares]:
     """Returns the shares in δ_worst(ε) as functions of ε that do not grow."""
-    return lambda e: Shares(np.ones(self.units), float(worst.deltas(e)[0]))
+    return lambda e: Shares(np.ones(self.units), float(np.max(worst.deltas(e))))
 
 
 class TabulatedProfiles(Profiles):
@@ -258,7 +262,7 @@ class TabulatedProfiles(Profiles):
     at any tabulated ε above, as far as the worst case is not negligible. There,
     a share is that of two truncation errors; it counts as one.
     """
-    largest = np.array([worst.deltas(e)[0] for e in self._epsilons])
+    largest = np.array([np.max(worst.deltas(e)) for e in self._epsilons])
     known = np.count_nonzero(largest >= NEGLIGIBLE_DELTA)
     table = np.minimum(self._table[:, :known] / largest[:known], 1.0)
     table = np.maximum.accumulate(table[:, ::-1], axis=1)[:, ::-1]
@@ -274,7 +278,7 @@ class TabulatedProfiles(Profiles):
 
 def compose(
   squared_mu: np.ndarray,
-  levels: Sequence[loss_lib.Level],
+  levels: Sequence[loss_lib.AnyLevel],
   counts: sparse.csr_matrix,
   resolution: Resolution = OF_MANY,
   least_epsilon: float = 0.0,
@@ -331,9 +335,9 @@ def compose(
 
 def _with_gaussians(
   squared_mu: np.ndarray,
-  levels: Sequence[loss_lib.Level],
+  levels: Sequence[loss_lib.AnyLevel],
   counts: sparse.csr_matrix,
-) -> tuple[list[loss_lib.Level], sparse.csr_matrix]:
+) -> tuple[list[loss_lib.AnyLevel], sparse.csr_matrix]:
   """Makes the rounds of sure participation one more round of every unit."""
   distances, column = np.unique(np.sqrt(squared_mu), return_inverse=True)
   ones = (np.ones(column.size), (np.arange(column.size), column))
@@ -405,7 +409,7 @@ class _Composition:
 
   def __init__(
     self,
-    levels: Sequence[loss_lib.Level],
+    levels: Sequence[loss_lib.AnyLevel],
     counts: sparse.csr_matrix,
     scale: float,
     rounds: float,
@@ -461,7 +465,7 @@ class _Composition:
       yield block, result[block]
 
   def _prepare(
-    self, levels: Sequence[loss_lib.Level], direction: str
+    self, levels: Sequence[loss_lib.AnyLevel], direction: str
   ) -> _Direction:
     losses = [
       loss_lib.loss_distribution(level, self._step, direction)

@@ -21,18 +21,16 @@ from tf_bdp.accounting import loss_distribution, privacy_profiles
 
 LEVEL_RATIO = 1.01
 _MOST_EXACT_LEVELS = 256
-# Shorter distances count as this one: a million of them cost nothing.
-_SMALLEST_DISTANCE = 1e-7
 # Rounds that wait for being counted together, which is faster.
 _MOST_PENDING = 64
 
 
 class _Rounds(NamedTuple):
-  """Rounds of one event: a row [r, q, a] for each unit, and how often."""
+  """Rounds of one event: of each unit a row [r, q, a], and how often."""
 
   units: np.ndarray
   kinds: np.ndarray
-  repeats: int
+  repeats: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +66,7 @@ class UnitLedger:
     squared_distances: npt.ArrayLike,
     participation_probabilities: npt.ArrayLike,
     inclusion_probabilities: npt.ArrayLike,
-    repeats: int,
+    repeats: npt.ArrayLike,
   ) -> 'UnitLedger':
     """Returns the ledger with some more rounds.
 
@@ -76,25 +74,30 @@ class UnitLedger:
       squared_distances: r², of every unit or one for all.
       participation_probabilities: q, likewise.
       inclusion_probabilities: a, likewise.
-      repeats: How many such rounds there were.
+      repeats: How many such rounds there were, likewise.
     """
-    squared, q, a = (
+    squared, q, a, counts = (
       np.broadcast_to(values, self.units)
       for values in (
         squared_distances,
         participation_probabilities,
         inclusion_probabilities,
+        repeats,
       )
     )
     sure = (q == 1) & (a == 1)
-    squared_mu = self.squared_mu + np.where(sure, repeats * squared, 0.0)
-    units = np.flatnonzero(~sure & (squared > 0) & (q > 0) & (a > 0))
+    squared_mu = self.squared_mu + np.where(sure, counts * squared, 0.0)
+    units = np.flatnonzero(
+      ~sure & (squared > 0) & (q > 0) & (a > 0) & (counts > 0)
+    )
     ledger = dataclasses.replace(self, squared_mu=squared_mu)
     if not units.size:
       return ledger
-    distances = np.maximum(np.sqrt(squared), _SMALLEST_DISTANCE)
+    distances = np.maximum(
+      np.sqrt(squared), loss_distribution.SMALLEST_DISTANCE
+    )
     kinds = np.stack([distances, q, a], axis=1)[units]
-    pending = (*self._pending, _Rounds(units, kinds, repeats))
+    pending = (*self._pending, _Rounds(units, kinds, counts[units]))
     ledger = dataclasses.replace(ledger, _pending=pending)
     return ledger.counted() if len(pending) >= _MOST_PENDING else ledger
 
@@ -117,8 +120,7 @@ class UnitLedger:
     rows = [before.row, *(rounds.units for rounds in self._pending)]
     columns = [column[before.col], column[len(kinds) :]]
     counts = [before.data] + [
-      np.full(rounds.units.size, float(rounds.repeats))
-      for rounds in self._pending
+      rounds.repeats.astype(np.float64) for rounds in self._pending
     ]
     entries = (
       np.concatenate(counts),
@@ -133,12 +135,27 @@ class UnitLedger:
     self,
     resolution: privacy_profiles.Resolution = privacy_profiles.OF_MANY,
     least_epsilon: float = 0.0,
+    mixed: Sequence[tuple[loss_distribution.MixedLevel, npt.ArrayLike]] = (),
   ) -> privacy_profiles.Profiles:
-    """Returns δ_x(ε) of every unit; see `privacy_profiles.compose`."""
+    """Returns δ_x(ε) of every unit; see `privacy_profiles.compose`.
+
+    Args:
+      resolution: How finely.
+      least_epsilon: Up to which ε profiles must be known at least.
+      mixed: Rounds whose distances were drawn, in addition, and how many of
+        them every unit had, or one number for all.
+    """
     ledger = self.counted()
-    levels = [loss_distribution.Level(*map(float, k)) for k in ledger.kinds]
+    levels: list[loss_distribution.AnyLevel] = [
+      *(loss_distribution.Level(*map(float, k)) for k in ledger.kinds),
+      *(level for level, _ in mixed),
+    ]
+    counts = ledger.counts
+    for _, repeats in mixed:
+      column = np.broadcast_to(repeats, self.units).astype(np.float64)
+      counts = sparse.hstack([counts, column[:, np.newaxis]], format='csr')
     return privacy_profiles.compose(
-      ledger.squared_mu, levels, ledger.counts, resolution, least_epsilon
+      ledger.squared_mu, levels, counts, resolution, least_epsilon
     )
 
   def to_state(self) -> dict[str, Any]:

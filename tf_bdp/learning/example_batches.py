@@ -138,4 +138,9 @@ class ExampleBatches:
       )
       for client in members
     }
-    return self.mechanism.groups(measured, set(panel))
+    unmeasured = [
+      client
+      for client in participants
+      if client not in measured and self.data.holdings[client]
+    ]
+    return self.mechanism.groups(measured, set(panel), unmeasured)

@@ -268,20 +268,23 @@ class InstanceMechanism:
     self,
     clients: Mapping[int, measurements_lib.MeasuredClient],
     panel: Collection[int],
+    unmeasured_clients: Collection[int] = (),
   ) -> measurements_lib.ExampleGroups:
     """Returns the measured examples in groups, one for each client and step.
 
     Args:
       clients: What is known of each measured client.
       panel: The clients that are measured in every round.
+      unmeasured_clients: Others that took part with examples.
     """
-    groups = []
+    groups, absent = [], []
     for number, client in clients.items():
       for step in range(self.local_steps if client.holding else 0):
         if step >= client.step_count:
           if not self.panel_examples:
             continue
           # A panel keeps its size: where nothing was released, nothing moves.
+          # So it is of clients that are absent, unless the mean hides them.
           moves = np.zeros(min(self.panel_examples, client.holding))
         else:
           measured = client.measured[step]
@@ -289,7 +292,8 @@ class InstanceMechanism:
           if client.squared_moves is not None:
             moves = client.squared_moves[step, : measured.size][measured]
         groups.append((number, step, client.holding, moves, number in panel))
-    return measurements_lib.ExampleGroups.of(groups)
+        absent.append(step >= client.step_count)
+    return measurements_lib.ExampleGroups.of(groups, absent, unmeasured_clients)
 
   def events(
     self, measurements: measurements_lib.Measurements
@@ -312,17 +316,39 @@ class InstanceMechanism:
       return dp_accounting.NonPrivateDpEvent()
     if not groups.sizes.size or (self.averages_noise and not participants):
       return dp_accounting.NoOpDpEvent()
+    all_known = self._knows_who_lost(groups)
     parts: list[dp_accounting.DpEvent] = list(
-      self._group_events(groups, participants)
+      self._group_events(groups, participants, all_known)
     )
     if not self.adds_up_clients:
+      # Clients that are not in a panel may have fewer examples.
+      others = self.panel_examples and not all_known
       parts = [
         events_lib.ParallelEvent(
-          part for part, other in zip(parts, groups.steps) if other == step
+          [parts[i] for i in chosen],
+          groups.clients[chosen] if all_known else None,
+          self.largest_example_probability if others else 0.0,
         )
         for step in np.unique(groups.steps)
+        for chosen in [np.flatnonzero(groups.steps == step)]
       ]
     return parts[0] if len(parts) == 1 else dp_accounting.ComposedDpEvent(parts)
+
+  def _knows_who_lost(self, groups: measurements_lib.ExampleGroups) -> bool:
+    """Tells whether all clients that lost anything in a round are in groups.
+
+    Where what each client sends is counted, an example loses in the rounds of
+    its own client, and nothing in those that the client was not in. Who takes
+    part is no secret there, so nothing is gained by drawing clients. Of
+    participants all are measured. If one is not because it is not in a panel,
+    the worst case of the round counts for everybody.
+    """
+    if self.averages_noise or self.adds_up_clients:
+      return False
+    if not self.panel_examples:
+      return True
+    recorded = groups.absent.size == groups.sizes.size
+    return recorded and not groups.unmeasured_clients.size
 
   def local_events(
     self, measurements: measurements_lib.Measurements
@@ -342,7 +368,8 @@ class InstanceMechanism:
       clients = np.unique(groups.clients).tolist()
       return {client: dp_accounting.NonPrivateDpEvent() for client in clients}
     parts: dict[int, list[dp_accounting.DpEvent]] = {}
-    found = self._group_events(groups, measurements.participants)
+    # Each looks at itself alone.
+    found = self._group_events(groups, measurements.participants, True)
     for client, event in zip(groups.clients.tolist(), found):
       parts.setdefault(client, []).append(event)
     return {
@@ -351,27 +378,42 @@ class InstanceMechanism:
     }
 
   def _group_events(
-    self, groups: measurements_lib.ExampleGroups, participants: int
+    self,
+    groups: measurements_lib.ExampleGroups,
+    participants: int,
+    all_known: bool,
   ) -> Iterator[events_lib.BayesianGaussianEvent]:
     """Yields each group's event; its worst case if too few were measured.
 
     A client that is measured in every round is charged for its chance to take
     part. Any other is measured only when it took part, and charged in full.
+
+    Args:
+      groups: The groups.
+      participants: n.
+      all_known: Whether an event's worst case stands for its own client alone;
+        that of an absent one is then nothing.
     """
     worst = float(self.worst_case_squared_distance('example', participants))
     variance = float(self.example_variance(participants))
     included = float(self.inclusion_probability(participants))
-    for moves, holding, always in zip(
-      groups.moves(), groups.holdings, groups.in_every_round
+    absent = np.zeros(groups.sizes.size, bool)
+    if all_known and groups.absent.size and not self.averages_noise:
+      absent = groups.absent
+    for moves, holding, always, limit in zip(
+      groups.moves(),
+      groups.holdings,
+      groups.in_every_round,
+      np.where(absent, 0.0, worst).tolist(),
     ):
       squared = np.asarray(moves, np.float64) / variance
       if squared.size < mean_bounds.FEWEST_UNITS:
-        squared = np.full(mean_bounds.FEWEST_UNITS, worst)
+        squared = np.full(mean_bounds.FEWEST_UNITS, limit)
       yield events_lib.BayesianGaussianEvent(
         # Rounding in float32 must not carry a move beyond the worst case.
-        np.minimum(squared, worst),
+        np.minimum(squared, limit),
         float(self.example_probability(holding)),
-        worst,
+        limit,
         bool(self.panel_examples),
         included if self.averages_noise and always else 1.0,
       )
@@ -382,7 +424,8 @@ class InstanceMechanism:
     """Returns the event of a round in which clients reported costs.
 
     These are sums: over clients and steps in sequential accounting, else over
-    steps.
+    steps. The server learns the largest cost of a round and not whose it is, so
+    it is added up over all rounds, as if one client had been in all of them.
     """
     assert measurements.reported is not None
     if not measurements.participants:

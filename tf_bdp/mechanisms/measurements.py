@@ -15,7 +15,7 @@ Of examples the moves are measured directly (`ExampleGroups`). Other words are
 in the glossary of docs/architecture.md.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Optional
 
 import numpy as np
@@ -35,6 +35,10 @@ class ExampleGroups(NamedTuple):
       all groups in a row.
     in_every_round: Whether each group's client is measured in every round,
       taking part or not. If not, it was measured because it took part.
+    absent: Whether nothing of each group's client was released in that step;
+      empty if that was not recorded.
+    unmeasured_clients: The clients that took part with examples of which none
+      was measured.
   """
 
   clients: np.ndarray
@@ -43,10 +47,15 @@ class ExampleGroups(NamedTuple):
   sizes: np.ndarray
   squared_moves: np.ndarray
   in_every_round: np.ndarray
+  absent: np.ndarray = np.zeros(0, bool)
+  unmeasured_clients: np.ndarray = np.zeros(0, np.int64)
 
   @classmethod
   def of(
-    cls, groups: Sequence[tuple[int, int, int, np.ndarray, bool]]
+    cls,
+    groups: Sequence[tuple[int, int, int, np.ndarray, bool]],
+    absent: Sequence[bool] = (),
+    unmeasured_clients: Collection[int] = (),
   ) -> 'ExampleGroups':
     """Makes groups from (client, step, holding, squared moves, always)."""
     clients, steps, holdings, moves, always = (
@@ -59,6 +68,8 @@ class ExampleGroups(NamedTuple):
       np.array([part.size for part in moves], np.int64),
       np.concatenate([np.zeros(0), *moves]).astype(np.float32),
       np.array(always, bool),
+      np.array(absent, bool),
+      np.array(sorted(unmeasured_clients), np.int64),
     )
 
   def moves(self) -> list[np.ndarray]:
