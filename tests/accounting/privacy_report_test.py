@@ -116,7 +116,7 @@ def test_statement_names_everything_that_a_number_rests_on():
     'printed',
     'chernoff',
     'Order',
-    'Assumes Poisson sampling. The run is said to have done it.',
+    'Poisson sampling, which the run is said to have done',
     'a release of its own',
     'tail:',
     'drift:',
@@ -249,6 +249,35 @@ def test_without_clipping_participants_have_no_claim_but_the_papers():
   assert report.recommended.attack_success_bound == 1.0
   row, _ = report.to_dict()['claims']
   assert row['epsilon'] is None
+
+
+def test_of_a_fixed_number_of_units_dp_alone_is_claimed():
+  event = dp_accounting.SampledWithoutReplacementDpEvent(
+    100, 10, dp_accounting.GaussianDpEvent(2.0)
+  )
+  report = privacy_report.PrivacyReport.from_events(
+    [event] * 3,
+    noise_multiplier=4.0,
+    participation_probability=0.1,
+    delta=_DELTA,
+    worst_case_distance=2.0,
+    mechanism='sum',
+    unit='client',
+    sampling='fixed_size',
+    neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE,
+  )
+  (row,) = report.claims
+  assert (row.claim.name, row.recommended) == ('dp', True)
+  assert 0 < row.epsilon <= min(_epsilons(report).values())
+  text = ' '.join(report.statement().split())
+  for part in (
+    'anyone (replace-one adjacency)',
+    'draws of a fixed number of clients',
+    'which of two clients it was',
+    'BDP is not claimed',
+  ):
+    assert part in text, part
+  assert "Student's t" not in text
 
 
 def test_a_filter_adds_its_row():

@@ -49,8 +49,13 @@ SEEDED_DRAWS = (
 _SAMPLINGS = {
   'poisson': 'Poisson sampling, which the run is said to have done',
   'fixed_size': (
+<<<<<<< HEAD
     'a fixed number of clients, and a Poisson sample of the examples of each, '
     'which the run is said to have drawn'
+=======
+    'draws of a fixed number of clients, and of a Poisson sample of the '
+    'examples of each, as the run did'
+>>>>>>> commands
   ),
 }
 _NOTES = (
@@ -235,10 +240,17 @@ class PrivacyReport:
         f'other. Found {neighboring_relation}.'
       )
     if neighboring_relation is replace_one.REPLACE_ONE:
+<<<<<<< HEAD
       of_pairs = comparison.compare_replace_one(rounds, delta)
       return cls(
         claims=of_pairs.claims,
         rows=of_pairs.rows,
+=======
+      compared = comparison.compare_replace_one(rounds, delta)
+      return cls(
+        claims=compared.claims,
+        rows=compared.rows,
+>>>>>>> commands
         findings=(),
         rounds=len(rounds),
         units=0,
@@ -327,9 +339,15 @@ class PrivacyReport:
 
   def statement(self) -> str:
     """Returns the report as text, for people."""
+<<<<<<< HEAD
     return '\n\n'.join(
       [
         *([self._known_draws()] if self.known_draws else []),
+=======
+    notes = (_FIXED_SIZE,) if self._only_dp else _NOTES
+    return '\n\n'.join(
+      [
+>>>>>>> commands
         self._recommended(),
         self._claims(),
         self._mechanism(),
@@ -337,7 +355,11 @@ class PrivacyReport:
         *([self._applicability()] if self.findings else []),
         *(
           paragraph(note.format(unit=self.unit, one=self.one_unit))
+<<<<<<< HEAD
           for note in ((_FIXED_SIZE,) if self._only_dp else _NOTES)
+=======
+          for note in notes
+>>>>>>> commands
         ),
       ]
     )
@@ -375,6 +397,9 @@ class PrivacyReport:
     """Returns the claim to give, in words."""
     row = self.recommended
     protected = claims_lib.in_words(row.claim.protects, self.unit)
+    guess = f'whether this {self.unit} took part'
+    if self._only_dp:
+      guess = f'which of two {self.unit}s it was'
     return '\n'.join(
       [
         f'{self.unit.capitalize()}-level privacy: epsilon = {row.epsilon:.3f} '
@@ -387,7 +412,7 @@ class PrivacyReport:
             (
               'Attacker',
               f'right with probability {row.attack_success_bound:.4f} at most, '
-              f'guessing from even odds whether this {self.unit} took part.',
+              f'guessing from even odds {guess}.',
             ),
             ('Rests on', f'{row.claim.rests_on}; {_SAMPLINGS[self.sampling]}.'),
             ('Released', 'all model checkpoints and the final model.'),
@@ -450,12 +475,13 @@ class PrivacyReport:
         f'{details["failure_probability"]:8.1e} {details["direction"]:<10}'
         f'{details["conversion"]:<11}{details["order"]:5d}'
       )
-    lines.append(
-      paragraph(
-        f'Failure is the probability that one bound from {self.units} units '
-        'fails; all of them together take a tenth of delta.'
+    if any(row.details for row in self.rows) and self.units:
+      lines.append(
+        paragraph(
+          f'Failure is the probability that one bound from {self.units} units '
+          'fails; all of them together take a tenth of delta.'
+        )
       )
-    )
     return '\n'.join(lines)
 
   def _applicability(self) -> str:

@@ -139,13 +139,6 @@ class ReplaceOneAccountant(dp_accounting.PrivacyAccountant):
   get_dp_epsilon = get_epsilon
   get_worst_case_epsilon = get_epsilon
 
-  claim = 'dp'
-  claim_names = ('dp',)
-
-  def exceeds(self, target_epsilon: float, target_delta: float) -> bool:
-    """Tells whether ε at δ is above the target."""
-    return self.get_epsilon(target_delta) > target_epsilon
-
   def report(self, target_delta: float) -> list[claims.ClaimedEpsilon]:
     """Returns ε at δ of the one claim that can be made."""
     return claims.report(

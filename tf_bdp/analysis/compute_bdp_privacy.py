@@ -28,8 +28,8 @@ _SAMPLING = flags.DEFINE_enum(
   'sampling',
   'poisson',
   ['poisson', 'fixed_size'],
-  'How the units of a round were drawn. The theory assumes Poisson sampling; '
-  'anything else is named in the statement.',
+  'How the units of a round were drawn. Distances say nothing about draws of a '
+  'fixed number of units, which are refused.',
 )
 flags.adopt_module_key_flags(distance_flags)
 

@@ -30,8 +30,7 @@ def report(
   The rows are as of `BayesianAccountant.report`. `dp` is always there: the
   client that took part in most, at its worst case in every round that it was
   in. `sample` is there where a panel was measured, `each` and `census` where it
-  was all clients.
-  Whether an example was in a batch is not recorded: it is charged at q = 1
+  was all clients. Whether an example was in a batch is not recorded: it is charged at q = 1
   whenever its client took part. Held-out clients were in no round, and lose
   nothing here.
 
@@ -54,7 +53,7 @@ def report(
   asked_for = 'dp'
   if progress.measurements and _has_panel(unit, plan):
     names = ['sample']
-    if unit == 'client' and plan.panel_size >= plan.training_client_count:
+    if plan.measures_everybody(unit):
       names = ['each', 'census', 'sample']
     asked_for = plan.accountant(unit).settings['estimator']
     if asked_for not in names:
