@@ -145,11 +145,7 @@ def compare_replace_one(
     Row('DP, RDP', float(rdp.get_epsilon(delta)), delta, None, whom),
     Row('DP, PLD', exact.get_epsilon(delta), delta, None, whom),
   ]
-<<<<<<< HEAD
-  epsilons = {'dp': exact.get_epsilon(delta)}
-=======
   epsilons = {row.claim.name: row.epsilon for row in exact.report(delta)}
->>>>>>> commands
   return Comparison(_claims(epsilons, rows, delta, 'dp', None), rows)
 
 

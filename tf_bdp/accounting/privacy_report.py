@@ -49,13 +49,8 @@ SEEDED_DRAWS = (
 _SAMPLINGS = {
   'poisson': 'Poisson sampling, which the run is said to have done',
   'fixed_size': (
-<<<<<<< HEAD
-    'a fixed number of clients, and a Poisson sample of the examples of each, '
-    'which the run is said to have drawn'
-=======
     'draws of a fixed number of clients, and of a Poisson sample of the '
     'examples of each, as the run did'
->>>>>>> commands
   ),
 }
 _NOTES = (
@@ -240,17 +235,10 @@ class PrivacyReport:
         f'other. Found {neighboring_relation}.'
       )
     if neighboring_relation is replace_one.REPLACE_ONE:
-<<<<<<< HEAD
-      of_pairs = comparison.compare_replace_one(rounds, delta)
-      return cls(
-        claims=of_pairs.claims,
-        rows=of_pairs.rows,
-=======
       compared = comparison.compare_replace_one(rounds, delta)
       return cls(
         claims=compared.claims,
         rows=compared.rows,
->>>>>>> commands
         findings=(),
         rounds=len(rounds),
         units=0,
@@ -339,15 +327,10 @@ class PrivacyReport:
 
   def statement(self) -> str:
     """Returns the report as text, for people."""
-<<<<<<< HEAD
-    return '\n\n'.join(
-      [
-        *([self._known_draws()] if self.known_draws else []),
-=======
     notes = (_FIXED_SIZE,) if self._only_dp else _NOTES
     return '\n\n'.join(
       [
->>>>>>> commands
+        *([self._known_draws()] if self.known_draws else []),
         self._recommended(),
         self._claims(),
         self._mechanism(),
@@ -355,11 +338,7 @@ class PrivacyReport:
         *([self._applicability()] if self.findings else []),
         *(
           paragraph(note.format(unit=self.unit, one=self.one_unit))
-<<<<<<< HEAD
-          for note in ((_FIXED_SIZE,) if self._only_dp else _NOTES)
-=======
           for note in notes
->>>>>>> commands
         ),
       ]
     )

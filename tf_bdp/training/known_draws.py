@@ -30,9 +30,9 @@ def report(
   The rows are as of `BayesianAccountant.report`. `dp` is always there: the
   client that took part in most, at its worst case in every round that it was
   in. `sample` is there where a panel was measured, `each` and `census` where it
-  was all clients. Whether an example was in a batch is not recorded: it is charged at q = 1
-  whenever its client took part. Held-out clients were in no round, and lose
-  nothing here.
+  was all clients. Whether an example was in a batch is not recorded: it is
+  charged at q = 1 whenever its client took part. Held-out clients were in no
+  round, and lose nothing here.
 
   Args:
     unit: 'client' or 'example'.
