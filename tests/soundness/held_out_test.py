@@ -83,7 +83,7 @@ def test_the_larger_figure_of_the_two_halves_is_given(run):
   halves = [_census([e.groups[half] for e in events]) for half in (0, 1)]
   # The reverse direction shows with held-out clients only.
   assert halves[1] > 1.2 * halves[0]
-  assert _census(events) == pytest.approx(max(halves), rel=1e-3)
+  assert _census(events) == pytest.approx(max(halves), rel=3e-3)
   # That of the run itself is not below either half.
   own = done.accountants['client'].get_epsilon(_DELTA)
   for half in (0, 1):

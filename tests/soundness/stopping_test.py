@@ -67,7 +67,7 @@ def _plan(data, **accounting):
     schedule=plan_lib.Schedule(
       rounds=_ROUNDS, evaluate_every=_ROUNDS, checkpoint_every=_ROUNDS
     ),
-    seeds=plan_lib.Seeds(noise_seed=1),
+    seeds=plan_lib.Seeds(sampling_seed=1, noise_seed=1),
   )
 
 
