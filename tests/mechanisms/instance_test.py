@@ -569,8 +569,9 @@ def test_where_others_than_the_panel_took_part_the_round_is_everybodys():
   assert 0 < expected < len(history)
   # At the largest q of the panel where it is everybody's.
   by_hand = _accountant(estimator='population')
+  z = 1 / (2 / _SIGMA + 2.0**-20)  # On the grid of the noise.
   sampled = dp_accounting.PoissonSampledDpEvent(
-    _BATCH / 20, dp_accounting.GaussianDpEvent(_SIGMA / 2)
+    _BATCH / 20, dp_accounting.GaussianDpEvent(z)
   )
   most = by_hand.compose(sampled, max(alone)).get_dp_epsilon(_DELTA)
   least = _accountant(estimator='population').compose(sampled, expected)
