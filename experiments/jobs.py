@@ -133,11 +133,17 @@ def make(
 def digest(settings: run.Settings) -> str:
   """Returns by what a run is known."""
   known = settings.determining()
-  # Earlier releases drew from `seed` and had no held-out clients: with these
-  # values a run is the one that it was there.
+  # Earlier releases had no such settings: with these values a run is the one
+  # that it was there.
   for name, value in {
     'sampling_seed': known['seed'],
     'held_out_clients': 0,
+    'least_participants': None,
+    'filter': None,
+    'model': 'cnn',
+    'features': 'orientations',
+    'feature_grid': 4,
+    'feature_orientations': 8,
   }.items():
     if known[name] == value:
       del known[name]

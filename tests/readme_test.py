@@ -169,7 +169,7 @@ def test_the_data_set_of_the_walk_can_be_split_and_learnt():
 
   with mock.patch.dict(tasks.TASKS):
     exec(_block("register('two_clouds')", 'docs/architecture.md'), {})
-    dataset, model_fn = tasks.TASKS['two_clouds'](
+    dataset, model_fn, _ = tasks.TASKS['two_clouds'](
       tasks.Data(), tasks.Model(), 0
     )
   data = partition.split(dataset, 'iid', 10, 0, 0)

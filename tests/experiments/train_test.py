@@ -128,7 +128,7 @@ def test_every_row_has_epsilons_of_what_is_protected(runs, level):
     dp = last[f'{prefix}dp_epsilon']
     for claim in ('each', 'census', 'sample'):
       # Bounds that may fail keep a tenth of delta, which DP does not.
-      most = 1.02 * dp if claim == 'sample' else dp
+      most = 1.04 * dp if claim == 'sample' else dp
       assert 0 <= last.get(f'{prefix}{claim}_epsilon', 0.0) <= most
     assert dp < np.inf
 
@@ -214,8 +214,9 @@ def test_a_fixed_number_of_clients_has_a_report_of_dp_alone(tmp_path):
     tmp_path, *_flags('client'), '--sampling=fixed_size', '--rounds=2'
   )
   assert result.code == 0, result.errors
-  assert 'DP, PLD' in result.printed
-  assert 'BDP' not in result.printed
+  assert 'dp* ' in result.printed
+  for claim in ('each', 'census', 'sample', 'paper'):
+    assert f'\n{claim}' not in result.printed
   assert [row['participants'] for row in scripts.rows(tmp_path)] == ['6', '6']
   page = (tmp_path / 'report.html').read_text()
   assert 'replace-one adjacency' in page

@@ -390,7 +390,7 @@ def test_a_batch_without_examples_is_a_group_of_none():
   event = builders.example_event(batches.mechanism, groups, 1)
   # Nothing was measured, so the worst is assumed: (2 / 0.5)².
   (part,) = event.groups
-  np.testing.assert_allclose(part.squared_distances, 16.0)
+  np.testing.assert_allclose(part.squared_distances, 16.0, rtol=1e-6)
 
 
 def test_an_example_that_a_client_holds_twice_is_refused():

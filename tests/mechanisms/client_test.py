@@ -296,7 +296,8 @@ def test_the_mixture_is_that_of_all_numbers_of_others(
   for level in np.unique(squared):
     wanted = np.sum(chances[squared >= level * (1 - 1e-12)])
     found = np.sum(mixture[mixture[:, 1] >= level * (1 - 1e-12), 0])
-    assert wanted - 1e-13 <= found <= wanted + 1e-11
+    # Parts that hardly ever occur are merged into larger ones.
+    assert wanted - 1e-13 <= found <= wanted + 1e-9
   assert np.max(mixture[:, 1]) <= np.max(squared) * (1 + 1e-12)
   if alpha == 1:
     assert len(mixture) == 1

@@ -510,7 +510,9 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
     moments, which are never below it, do not settle the matter.
     """
     quick = math.inf
-    if not self._is_exact:
+    if not 0 < target_delta < 1:
+      pass  # Moments say nothing about these.
+    elif not self._is_exact:
       quick, _ = self.get_epsilon_and_optimal_order(target_delta)
     elif (rest := target_delta - self._delta_for_bounds(target_delta)) > 0:
       quick, _ = conversion_lib.epsilon_from_costs(
