@@ -184,6 +184,31 @@ def in_words(text: str, unit: str) -> str:
   return text.replace('a unit', f'{article} {unit}').replace('unit', unit)
 
 
+def in_plain_words(rows: Sequence[ClaimedEpsilon], unit: str) -> str:
+  """Returns what the recommended claim means, and DP beside it, for people.
+
+  Args:
+    rows: What `report` returned.
+    unit: 'client' or 'example'.
+  """
+  best = next(row for row in rows if row.recommended)
+  dp = next(row for row in rows if row.claim.name == 'dp')
+  whom, _, _ = in_words(best.claim.protects, unit).partition(';')
+  text = (
+    'Someone who sees every released model, and guesses from even odds '
+    f'whether {whom} took part, is right at most {_percent(best)} of the time '
+    '(a coin: 50 %).'
+  )
+  if best is not dp:
+    text += f' For anyone, whatever their data, it is {_percent(dp)}.'
+  return text
+
+
+def _percent(row: ClaimedEpsilon) -> str:
+  """Returns how often an attacker is right, rounded up."""
+  return f'{math.ceil(1000 * row.attack_success_bound) / 10:g} %'
+
+
 def format_table(rows: Sequence[ClaimedEpsilon], unit: str = 'unit') -> str:
   """Returns the rows as aligned text; a star marks the recommended one."""
   lines = [f'{"Claim":<8}{"Epsilon":>9}{"Delta":>9}{"Attack":>8}  Protects']

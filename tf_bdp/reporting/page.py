@@ -120,6 +120,7 @@ def _template() -> jinja2.Template:
   environment.filters['number'] = formatting.number
   environment.filters['attack_success_bound'] = _attack_success_bound
   environment.filters['in_words'] = claims_lib.in_words
+  environment.filters['in_plain_words'] = claims_lib.in_plain_words
   return environment.get_template('report.html.jinja')
 
 

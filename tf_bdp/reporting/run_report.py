@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import pathlib
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
@@ -77,7 +78,10 @@ def write(
   )
   for unit, part in privacy.items():
     table = claims.format_table(part.claims, unit)
-    lines.append(f'Privacy of {unit}s (* recommended):\n{table}')
+    lines.append(
+      f'Privacy of {unit}s (* recommended):\n{table}\n\n'
+      + textwrap.fill(claims.in_plain_words(part.claims, unit), 79)
+    )
     if part.known_draws:
       table = claims.format_table(part.known_draws, unit)
       lines.append(f'Against whoever knows the seed of the draws:\n{table}')
