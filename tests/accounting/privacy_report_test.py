@@ -162,7 +162,7 @@ def test_statement_says_who_was_measured():
   assert 'Distances of 50 clients, everybody measured in every round' in text
   assert _report(population=True).to_dict()['population'] is True
   text = ' '.join(_report(panel=False).statement().split())
-  assert 'Distances of 50 or more clients of each round; clipping' in text
+  assert 'Distances of the clients of each round; clipping' in text
 
 
 def _claimed(report):

@@ -72,7 +72,8 @@ class PrivacyReport:
     rows: The run by other methods, DP first.
     findings: Whether the data fit the assumptions of BDP.
     rounds: How many rounds there were.
-    units: How many units were measured, in the round that had the fewest.
+    units: How many units were measured in every round; 0 if not always the same
+      ones were, as the number of participants is secret.
     noise_multiplier: z, the noise's deviation in units of the clip norm.
     participation_probability: q, the probability that a unit is in a round.
     delta: δ of all claims and rows.
@@ -297,7 +298,7 @@ class PrivacyReport:
         and all(isinstance(e, events.ParallelEvent) for e in sampled),
       ),
       rounds=len(rounds),
-      units=min(units, default=0),
+      units=min(units, default=0) if is_panel else 0,
       noise_multiplier=noise_multiplier,
       participation_probability=participation_probability,
       delta=delta,
@@ -424,8 +425,9 @@ class PrivacyReport:
         f'Distances of {self.units} {self.unit}s, {which} measured in every '
         'round'
       )
-    elif self.units:
-      measured = f'Distances of {self.units} or more {self.unit}s of each round'
+    elif self.findings:
+      # How many took part is secret.
+      measured = f'Distances of the {self.unit}s of each round'
     else:
       measured = 'No distances were seen'
     return paragraph(
@@ -454,11 +456,11 @@ class PrivacyReport:
         f'{details["failure_probability"]:8.1e} {details["direction"]:<10}'
         f'{details["conversion"]:<11}{details["order"]:5d}'
       )
-    if any(row.details for row in self.rows) and self.units:
+    if any(row.details for row in self.rows) and self.findings:
       lines.append(
         paragraph(
-          f'Failure is the probability that one bound from {self.units} units '
-          'fails; all of them together take a tenth of delta.'
+          'Failure is the probability that one bound of the mean cost fails; '
+          'all of them together take a tenth of delta.'
         )
       )
     return '\n'.join(lines)
