@@ -5,13 +5,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test bench lint format lock build-files clean
+.PHONY: run test test-slow bench lint format lock build-files clean
 
 run: $(INSTALLED)  ## The main job; pass flags with ARGS="--dataset=mnist".
 	$(BIN)/python -m experiments.train --overwrite $(ARGS)
 
-test: $(INSTALLED)  ## All tests; pass pytest's options with ARGS="-k panel".
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+# Two processes, each with one thread, so that they do not wait for each other.
+PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
+  -n 2 --dist loadgroup --no-loadscope-reorder
+
+test: $(INSTALLED)  ## The tests; pass pytest's options with ARGS="-k panel".
+	$(PYTEST) -m 'not slow' $(ARGS)
+
+test-slow: $(INSTALLED)  ## The few tests that take longest.
+	$(PYTEST) -m slow $(ARGS)
 
 bench: $(INSTALLED)  ## Speed, as ratios to named alternatives.
 	$(BIN)/python -m benchmarks.accounting

@@ -249,6 +249,12 @@ SECURE_CASES = {
   ),
 }
 ALL_CASES = {**CASES, **SECURE_CASES}
+# Of engines other than the one in process, only the slow suite runs these:
+# others have the same parts.
+SLOW_CASES = (
+  *('mean_quiet', 'parallel_panel', 'aggregate', 'split_steps'),
+  *('secure_sequential', 'secure_parallel_steps', 'secure_aggregate'),
+)
 
 
 def cases_of(*levels, engines=tuple(ENGINES)):

@@ -49,7 +49,9 @@ def test_a_run_has_the_metrics_and_the_statement_that_it_had(name, tmp_path):
     accuracy, old_accuracy = row.pop('accuracy'), dict(old).pop('accuracy')
     assert accuracy == pytest.approx(old_accuracy, abs=0.02)
     old = {key: value for key, value in old.items() if key != 'accuracy'}
-    assert row == pytest.approx(old, rel=1e-3)
+    # The grid of an exact figure follows the distances: a last digit of one
+    # can make it another grid, with other rounding up.
+    assert row == pytest.approx(old, rel=3e-3)
   text, old_text = ('\n'.join(r['statement']) for r in (found, wanted))
   assert _NUMBER.sub('#', text) == _NUMBER.sub('#', old_text)
   numbers, old_numbers = (

@@ -222,7 +222,9 @@ def test_an_engine_that_does_not_keep_to_the_filter_is_caught(
       assert 0 < len(runs.rows(directory)) < _ROUNDS
 
 
-@pytest.mark.parametrize('case', ['sampled', 'steps'])
+@pytest.mark.parametrize(
+  'case', ['sampled', pytest.param('steps', marks=pytest.mark.slow)]
+)
 def test_tff_does_the_same(case, tmp_path):
   wanted = _train(case, tmp_path / 'here')
   changes = {'engine': 'tff'}

@@ -26,6 +26,7 @@ from tf_bdp.learning import algorithm as algorithm_lib
 from tf_bdp.learning import sampling as sampling_lib
 from tf_bdp.mechanisms import base as mechanisms
 from tf_bdp.mechanisms import client, instance
+from tf_bdp.training import plan_checks
 
 if TYPE_CHECKING:
   from tf_bdp.learning import federated_data
@@ -36,8 +37,6 @@ _ESTIMATORS: collections.ChainMap[str, Any] = collections.ChainMap(
   mean_bounds.ESTIMATORS,
   dict.fromkeys(accountant_lib.EXACT_ESTIMATORS),
 )
-# They take the panel for everybody; 'population' does so by moments.
-_OF_EVERYBODY = ('census', 'each')
 # Whoever knows them knows who took part, or can take the noise away.
 SECRET_SEEDS = ('sampling_seed', 'noise_seed')
 
@@ -136,7 +135,7 @@ class Privacy:
 
   def check_idle(self, *names: str) -> None:
     """Raises ValueError for options that have no effect at the level."""
-    check_idle(self, self.level, names)
+    plan_checks.check_idle(self, self.level, names)
 
   def build(self, facts: mechanisms.Facts) -> mechanisms.Mechanism:
     """Makes the mechanism of the level."""
@@ -334,7 +333,7 @@ class Plan:
       max(data.holdings), algorithm.client_batch_size
     )
     accounting = groups.get('accounting', Accounting())
-    _check_some_train(data.client_count, accounting.held_out_clients)
+    plan_checks.check_some_train(data.client_count, accounting.held_out_clients)
     facts = mechanisms.Facts(
       data.holdings,
       algorithm.client_batch_size,
@@ -351,120 +350,7 @@ class Plan:
     )
 
   def __post_init__(self) -> None:
-    if self.secure_aggregation:
-      self._check_secure()
-    self._check_sampling()
-    if self.accounting.held_out_clients:
-      self._check_held_out()
-    self.sampler.panel(self.panel_size)
-    if self.accounting.filter is not None:
-      self._check_filter()
-    if len(self.mechanism.units) == 1:
-      idle = ('example_delta', 'example_bdp_epsilon_budget')
-      check_idle(self.accounting, self.mechanism.level, idle)
-    local = self.mechanism.local
-    if local is not None and local.panel_examples and not self.panel_size:
-      raise ValueError(
-        'A panel of examples needs a panel of clients. Found panel_size = 0 '
-        f'with panel_examples = {local.panel_examples}.'
-      )
-    self._check_estimator()
-
-  def _check_estimator(self) -> None:
-    """Raises ValueError for an estimator that the panel is not made for."""
-    estimator, units = self.accounting.estimator, self.mechanism.units
-    everybody = self.measures_everybody('client') and (
-      estimator in _OF_EVERYBODY or units == ('client',)
-    )
-    if estimator in ('population', *_OF_EVERYBODY) and not everybody:
-      raise ValueError(
-        f'estimator={estimator} takes the panel for everybody: it is for '
-        f'client privacy, with all {self.training_client_count} clients in '
-        f'the panel. Found panel_size = {self.panel_size}.'
-      )
-    exact = estimator in accountant_lib.EXACT_ESTIMATORS
-    if exact and not any(self.is_panel(unit) for unit in units):
-      raise ValueError(
-        f'estimator={estimator} adds up what single units lose: it needs a '
-        'panel, which is measured in every round. Add --panel_size or '
-        '--panel_examples, or use betting or bernstein.'
-      )
-
-  def _check_secure(self) -> None:
-    """Raises ValueError for what secure sums do not allow."""
-    local = self.mechanism.local
-    if self.schedule.engine != 'tff':
-      raise ValueError(
-        "--secure_aggregation is done by TFF's secure sums. Add --engine=tff."
-      )
-    if self.accounting.panel_size or (local and local.panel_examples):
-      raise ValueError(
-        'A panel adds up costs over rounds, which clients under secure '
-        'aggregation would have to keep; those of TFF keep nothing. Leave out '
-        '--panel_size and --panel_examples: composition is by Hoelder.'
-      )
-    if self.accounting.estimator == 'betting':
-      raise ValueError(
-        'The betting estimator needs the single costs. With '
-        '--secure_aggregation use --estimator=bernstein or student_t.'
-      )
-
-  def _check_filter(self) -> None:
-    """Raises ValueError for what the individual filter does not allow."""
-    mechanism = self.mechanism
-    if not isinstance(mechanism, client.ClientMechanism) or (
-      mechanism.level != 'client'
-    ):
-      raise ValueError(
-        '--filter lets single clients leave: it is for --level=client. Found '
-        f'--level={mechanism.level}.'
-      )
-    if mechanism.kind != 'sum':
-      raise ValueError(
-        '--filter needs --mechanism=sum, under which a client moves what is '
-        'released by its own update and by nothing of the others. Found '
-        f'--mechanism={mechanism.kind}.'
-      )
-    if mechanism.adaptive is not None:
-      raise ValueError(
-        '--filter does not count what adaptive clipping releases about norms. '
-        'Leave out --clip_quantile.'
-      )
-    if not mechanism.noise_multiplier:
-      raise ValueError(
-        '--filter needs noise: without it no update fits any budget. Found '
-        '--noise_multiplier=0.'
-      )
-    if self.secure_aggregation:
-      raise ValueError(
-        '--filter keeps an account for every client, which the server cannot '
-        'under secure aggregation. Leave out --secure_aggregation.'
-      )
-    if self.sampling != 'poisson':
-      raise ValueError(
-        '--filter counts clients that come independently of each other. Use '
-        f'--sampling=poisson. Found --sampling={self.sampling}.'
-      )
-    if self.algorithm.examples_per_round:
-      raise ValueError(
-        "--filter measures the update of all of a client's examples: a random "
-        'choice of them makes it random. Leave out --examples_per_round.'
-      )
-    if self.accounting.held_out_clients:
-      raise ValueError(
-        '--filter rests on nothing that held-out clients tell. Leave out '
-        '--held_out_clients.'
-      )
-    if self.accounting.bdp_epsilon_budget is not None:
-      raise ValueError(
-        '--filter holds for a number of rounds that tells nothing. Leave out '
-        '--bdp_epsilon_budget, at which the data decide.'
-      )
-    if self.panel_size < self.client_count:
-      raise ValueError(
-        f'--filter measures all {self.client_count} clients in every round. '
-        f'Leave out --panel_size. Found {self.panel_size}.'
-      )
+    plan_checks.check(self)
 
   def individual_filter(self) -> Optional[individual_filter.IndividualFilter]:
     """Returns fresh accounts of all clients, if they are to be kept."""
@@ -480,52 +366,10 @@ class Plan:
     )
 
   @property
-  def _only_dp(self) -> bool:
+  def only_dp(self) -> bool:
     """Whether clients are accounted for by replace-one DP alone."""
     unit = self.mechanism.units[0]
     return self.mechanism.relation(unit) is replace_one.REPLACE_ONE
-
-  def _check_sampling(self) -> None:
-    """Raises ValueError for draws that the mechanism's events are not of."""
-    samplings = getattr(self.mechanism, 'samplings', ('poisson',))
-    if self.sampling not in samplings:
-      raise ValueError(
-        f'The mechanism of --level={self.mechanism.level} accounts for '
-        f'participants drawn by --sampling={" or ".join(samplings)}. Found '
-        f'--sampling={self.sampling}.'
-      )
-    if not self._only_dp:
-      return
-    for name in (
-      *('panel_size', 'held_out_clients', 'estimator', 'bdp_epsilon_budget'),
-    ):
-      if getattr(self.accounting, name):
-        raise ValueError(
-          f'--{name} has no effect with --sampling=fixed_size: a fixed number '
-          'of clients is accounted for by differential privacy alone. Leave it '
-          'out, or use --sampling=poisson.'
-        )
-    if self.secure_aggregation:
-      raise ValueError(
-        'With --secure_aggregation clients report Bayesian costs, and with '
-        '--sampling=fixed_size there are none. Use --sampling=poisson.'
-      )
-
-  def _check_held_out(self) -> None:
-    """Raises ValueError where held-out clients cannot be measured."""
-    held_out = self.accounting.held_out_clients
-    if self.mechanism.units != ('client',) or self.mechanism.local is not None:
-      raise ValueError(
-        'held_out_clients are measured by what they would send: it is for '
-        'clients protected by noise of the server alone. Found '
-        f'held_out_clients = {held_out} with --level={self.mechanism.level}.'
-      )
-    _check_some_train(self.client_count, held_out)
-    if not self.panel_size:
-      raise ValueError(
-        'held_out_clients are measured beside a panel. Found panel_size = 0 '
-        f'with held_out_clients = {held_out}.'
-      )
 
   @property
   def training_client_count(self) -> int:
@@ -538,7 +382,7 @@ class Plan:
     size = self.accounting.panel_size
     if size is not None:
       return size
-    if self._only_dp:
+    if self.only_dp:
       return 0
     if self.accounting.filter is not None:
       return self.client_count
@@ -618,7 +462,7 @@ class Plan:
     asked_for, panel = self.accounting.estimator, self.is_panel(unit)
     everybody = self.measures_everybody(unit)
     fits = panel or asked_for not in accountant_lib.EXACT_ESTIMATORS
-    if asked_for in _OF_EVERYBODY:
+    if asked_for in plan_checks.OF_EVERYBODY:
       fits = everybody
     if asked_for is not None and fits:
       return asked_for
@@ -633,7 +477,7 @@ class Plan:
     A `BayesianAccountant`, or a `ReplaceOneAccountant` where always the same
     number of clients takes part.
     """
-    if self._only_dp:
+    if self.only_dp:
       return replace_one.ReplaceOneAccountant()
     estimator, relation = self.estimator_of(unit), self.mechanism.relation(unit)
     if self.is_panel(unit):
@@ -681,7 +525,7 @@ class Plan:
       names.insert(1, 'filter')
     if self.measures_everybody(unit):
       return names
-    return [name for name in names if name not in _OF_EVERYBODY]
+    return [name for name in names if name not in plan_checks.OF_EVERYBODY]
 
   def claim_of(self, unit: str) -> str:
     """Returns the name of the claim asked for, for which budgets hold."""
@@ -736,14 +580,6 @@ class Plan:
     }
 
 
-def _check_some_train(client_count: int, held_out: int) -> None:
-  if held_out >= client_count:
-    raise ValueError(
-      f'held_out_clients must leave clients that train. Found {held_out} of '
-      f'{client_count}.'
-    )
-
-
 def public_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
   """Returns settings as a page may show them, without the secret seeds."""
   public = dict(settings)
@@ -751,12 +587,3 @@ def public_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     if public.get(name) is not None:
       public[name] = 'seeded'
   return public
-
-
-def check_idle(group: Any, level: str, names: tuple[str, ...]) -> None:
-  """Raises ValueError for options that have no effect at a level."""
-  for field in dataclasses.fields(group):
-    if field.name in names and getattr(group, field.name) != field.default:
-      raise ValueError(
-        f'--{field.name} has no effect with --level={level}. Leave it out.'
-      )
