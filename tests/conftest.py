@@ -1,7 +1,9 @@
 """Settings of the whole test run."""
 
+import functools
 import os
 
+import dp_accounting
 import hypothesis
 import pytest
 
@@ -18,6 +20,27 @@ hypothesis.settings.register_profile(
   suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile('reproducible')
+
+
+@pytest.fixture(autouse=True, scope='session')
+def _kept_costs_of_dp_accounting():
+  """Lets dp_accounting compute the cost of one kind of round once.
+
+  These functions of numbers take most of the time of many tests. What they
+  return is composed to something new, never changed.
+  """
+  with pytest.MonkeyPatch.context() as patch:
+    for module, name, size in (
+      (
+        dp_accounting.pld.privacy_loss_distribution,
+        'from_gaussian_mechanism',
+        32,
+      ),
+      (dp_accounting.rdp.rdp_privacy_accountant, '_compute_log_a', 2**16),
+    ):
+      kept = functools.lru_cache(size)(getattr(module, name))
+      patch.setattr(module, name, kept)
+    yield
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,6 +9,8 @@ from tests.accounting import oracles
 from tf_bdp.accounting import accountant, chord_table, sampled_gaussian
 
 _LARGEST_RELATIVE_EXCESS = 1e-6  # Issue 2, "Speed".
+# Each order has a table of its own: some of them, to the largest.
+_ORDERS = (*accountant.DEFAULT_ORDERS[:-1:4], accountant.DEFAULT_ORDERS[-1])
 # Rounding of the exact values that are compared with; see their own test.
 _ROUNDING = 1e-12
 
@@ -32,9 +34,8 @@ def _bounds(distances, q, orders, direction='tight'):
 )
 def test_chords_are_above_the_exact_cost_by_at_most_1e_6(q, direction):
   distances = 10 ** np.random.default_rng(0).uniform(-12, 4, 2000)
-  orders = accountant.DEFAULT_ORDERS
-  exact = sampled_gaussian.log_moments(distances, q, orders, direction)
-  _assert_just_above(_bounds(distances, q, orders, direction), exact)
+  exact = sampled_gaussian.log_moments(distances, q, _ORDERS, direction)
+  _assert_just_above(_bounds(distances, q, _ORDERS, direction), exact)
 
 
 @hypothesis.given(
@@ -54,16 +55,16 @@ def test_chords_are_just_above_wherever_the_units_crowd(
 
 @pytest.mark.parametrize('q', [1e-4, 0.1, 0.95])
 def test_chords_are_just_above_at_and_beside_the_borders_of_segments(q):
-  orders = (1, 8, 64, 512)
-  steps = np.array([-(2.0**-20), -(2.0**-40), 0, 2.0**-40, 2.0**-20])
+  orders = (1, 32, 512)
+  steps = np.array([-(2.0**-20), -(2.0**-40), 2.0**-40, 2.0**-20])
   for border in 16.0 ** np.arange(-9, 4):
     neighbours = [np.nextafter(border, 0), np.nextafter(border, np.inf)]
-    distances = np.concatenate([border * (1 + steps), neighbours])
+    distances = np.array([*border * (1 + steps), border, *neighbours])
     exact = sampled_gaussian.log_moments(distances, q, orders)
     _assert_just_above(_bounds(distances, q, orders), exact)
     # Alone, a distance decides which segments are made.
-    alone = [_bounds([distance], q, orders)[0] for distance in distances]
-    _assert_just_above(np.array(alone), exact)
+    alone = [_bounds([distance], q, orders)[0] for distance in distances[-3:]]
+    _assert_just_above(np.array(alone), exact[-3:])
 
 
 def test_chords_are_above_the_sum_in_sixty_digits():

@@ -294,11 +294,10 @@ def test_of_reported_included_rounds_dp_is_at_the_accountants_orders():
 
 
 def test_rounds_of_one_object_are_those_of_many_equal_ones():
-  rounds = _rounds()
-  again = [attr.evolve(event) for event in rounds] * 5
-  together = comparison.compare(rounds * 5, _DELTA)
+  rounds = _rounds()[:2] * 3
+  together = comparison.compare(rounds, _DELTA)
   one_by_one = comparison.compare(
-    [attr.evolve(event) for event in again], _DELTA
+    [attr.evolve(event) for event in rounds], _DELTA
   )
   for found, wanted in zip(together.rows, one_by_one.rows):
     assert found.epsilon == pytest.approx(wanted.epsilon, rel=3e-6)

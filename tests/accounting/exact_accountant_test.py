@@ -157,7 +157,7 @@ def _run(estimator, rounds, q, worst, units=100, seed=0, **settings):
 
 
 @pytest.mark.parametrize(
-  'rounds, q, worst', [(60, 0.1, 1.0), (20, 1.0, 0.3), (10, 0.5, 0.8)]
+  'rounds, q, worst', [(20, 0.1, 1.0), (20, 1.0, 0.3), (5, 0.5, 0.8)]
 )
 def test_exact_figures_are_below_those_by_moments_on_the_same_data(
   rounds, q, worst
@@ -179,7 +179,7 @@ def test_exact_figures_are_below_those_by_moments_on_the_same_data(
 
 
 def test_claims_are_ordered():
-  accountant = _run('census', 30, 0.1, 1.0)
+  accountant = _run('census', 10, 0.1, 1.0)
   epsilons = {r.claim.name: r.epsilon for r in accountant.report(1e-3)}
   assert list(epsilons) == ['dp', 'each', 'census', 'sample', 'paper']
   assert epsilons['census'] < epsilons['each'] < epsilons['dp']
@@ -190,7 +190,7 @@ def test_claims_are_ordered():
   assert np.max(individual) == pytest.approx(epsilons['each'], rel=1e-6)
   paper = _run(
     'student_t',
-    30,
+    10,
     0.1,
     1.0,
     composition='product',
@@ -294,7 +294,7 @@ def test_a_sample_misses_the_truth_no_more_often_than_it_may(
 
 
 def test_a_sample_keeps_a_tenth_of_delta_once():
-  accountant = BayesianAccountant().compose(_random_event(units=500), 10)
+  accountant = BayesianAccountant().compose(_random_event(units=50), 10)
   explained = accountant.explain(1e-3)
   assert explained['delta_for_failures'] == pytest.approx(1e-4)
   assert explained['failure_probability'] == pytest.approx(1e-4)
@@ -316,13 +316,13 @@ def test_a_sample_of_many_units_comes_close_to_the_census():
 
 @pytest.mark.parametrize('q', [0.3, 1.0])
 def test_a_sample_needs_no_clipping(q):
-  # δ_worst = 1: the bound of 5,000 units at δ′ = 1e-3 is ln(1000)/5000 or so.
-  event = _event(np.full(5000, 0.01), q, None)
+  # δ_worst = 1: the bound of 500 units at δ′ = 5e-3 is ln(200)/500 or so.
+  event = _event(np.full(500, 0.01), q, None)
   accountant = BayesianAccountant().compose(event, 5)
   assert accountant.get_epsilon(1e-5) == math.inf
   census = BayesianAccountant(estimator='census').compose(event, 5)
-  assert census.get_epsilon(1e-2) <= accountant.get_epsilon(1e-2) < 1
-  assert accountant.report(1e-2)[0].epsilon == math.inf
+  assert census.get_epsilon(5e-2) <= accountant.get_epsilon(5e-2) < 1
+  assert accountant.report(5e-2)[0].epsilon == math.inf
 
 
 def test_a_sample_may_cost_nothing_where_the_worst_case_would():

@@ -105,7 +105,6 @@ def test_extreme_arguments_give_finite_costs_without_a_warning():
       assert np.all(np.diff(costs, axis=0) >= 0)
 
 
-@hypothesis.settings(max_examples=60)
 @hypothesis.example(log_r2=-4.0, q=1e-3, order=1)
 @hypothesis.example(log_r2=-4.0, q=0.95, order=6)
 @hypothesis.example(log_r2=0.8, q=1e-3, order=6)

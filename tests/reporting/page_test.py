@@ -75,6 +75,13 @@ def _write(directory, report, rows=None, **changes):
   return _Page(path.read_text('utf-8'))
 
 
+@pytest.fixture(name='written', scope='module')
+def _written(tmp_path_factory, privacy):
+  """A page and its directory, for tests that only read them."""
+  directory = tmp_path_factory.mktemp('page')
+  return _write(directory, privacy), directory
+
+
 def test_all_files_are_written_and_nothing_else(tmp_path, privacy):
   settings = {'rate': np.float32(0.5), 'clients': np.int64(3), 'path': tmp_path}
   _write(tmp_path, privacy, settings=settings)
@@ -102,28 +109,28 @@ def test_path_of_the_page_is_returned_for_a_directory_given_as_text(
   assert path == pathlib.Path(tmp_path) / 'report.html'
 
 
-def test_page_stands_alone(tmp_path, privacy):
-  page = _write(tmp_path, privacy)
+def test_page_stands_alone(written):
+  page, directory = written
   assert all(reference.startswith('data:') for reference in page.references)
   assert 'script' not in page.tags
-  style = (tmp_path / 'report.html').read_text('utf-8').split('</style>')[0]
+  style = (directory / 'report.html').read_text('utf-8').split('</style>')[0]
   assert 'url(' not in style
   assert '@import' not in style
 
 
-def test_plots_in_the_page_are_the_pictures_in_the_directory(tmp_path, privacy):
-  page = _write(tmp_path, privacy)
+def test_plots_in_the_page_are_the_pictures_in_the_directory(written):
+  page, directory = written
   sources = [r for r in page.references if r.startswith('data:image/png')]
   assert len(sources) == len(page.alternatives) == len(_PLOTS)
   assert all(page.alternatives)
   for name, source in zip(_PLOTS, sources):
-    content = (tmp_path / name).read_bytes()
+    content = (directory / name).read_bytes()
     samples.assert_is_a_picture(content)
     assert base64.b64decode(source.partition(',')[2]) == content
 
 
-def test_every_method_has_its_line(tmp_path, privacy):
-  page = _write(tmp_path, privacy)
+def test_every_method_has_its_line(written, privacy):
+  page, _ = written
   for row in privacy.rows:
     start = page.cells.index(row.method)
     assert page.cells[start + 1 : start + 6] == [
@@ -136,9 +143,9 @@ def test_every_method_has_its_line(tmp_path, privacy):
 
 
 def test_every_claim_has_its_line_and_the_recommended_one_a_star(
-  tmp_path, privacy
+  written, privacy
 ):
-  page = _write(tmp_path, privacy)
+  page, _ = written
   names = [row.claim.name for row in privacy.claims]
   assert names == ['dp', 'each', 'census', 'sample', 'paper']
   for row in privacy.claims:
@@ -153,9 +160,9 @@ def test_every_claim_has_its_line_and_the_recommended_one_a_star(
     ]
 
 
-def test_the_recommended_claim_comes_first_and_dp_beside_it(tmp_path, privacy):
-  _write(tmp_path, privacy)
-  text = (tmp_path / 'report.html').read_text('utf-8')
+def test_the_recommended_claim_comes_first_and_dp_beside_it(written, privacy):
+  _, directory = written
+  text = (directory / 'report.html').read_text('utf-8')
   values = re.findall(r'<dd class="value">(.*?)</dd>', text)
   epsilons = {row.claim.name: row.epsilon for row in privacy.claims}
   assert privacy.recommended.claim.name == 'census'
@@ -189,9 +196,9 @@ def test_where_dp_is_recommended_it_is_there_once(tmp_path):
 
 
 def test_the_page_says_who_is_protected_against_whom_and_on_what_it_rests(
-  tmp_path, privacy
+  written, privacy
 ):
-  text = ' '.join(_write(tmp_path, privacy).text.split())
+  text = ' '.join(written[0].text.split())
   row = privacy.recommended
   for part in (
     f'by the claim {row.claim.name}.',
@@ -204,8 +211,8 @@ def test_the_page_says_who_is_protected_against_whom_and_on_what_it_rests(
     assert part in text
 
 
-def test_curves_are_of_the_claims_that_the_metrics_have(tmp_path, privacy):
-  page = _write(tmp_path, privacy)
+def test_curves_are_of_the_claims_that_the_metrics_have(written):
+  page, _ = written
   # 0.7 · √12 and 0.2 · √12; the file has no other claims.
   for alternative in page.alternatives[:2]:
     assert alternative.endswith('dp epsilon 2.425, census epsilon 0.693.')

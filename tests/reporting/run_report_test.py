@@ -1,6 +1,7 @@
 """The report of a run: one accounting for bar, metrics, table and page."""
 
 import csv
+import functools
 import json
 
 import pytest
@@ -15,10 +16,16 @@ _NAMES = {
 }
 
 
+@functools.cache
+def _engine(level, **changes):
+  return runs.plan(level, **changes).engine(runs.model, runs.data())
+
+
 def _reported(directory, level='client', **changes):
   """Trains, reports, and returns the plan, the progress and what is printed."""
   plan = runs.plan(level, **changes)
-  runner = plan.engine(runs.model, runs.data())
+  determining = {k: changes[k] for k in changes if k != 'bdp_epsilon_budget'}
+  runner = _engine(level, **determining)
   progress = runs.train(level, directory, runner=runner, **changes)
   return plan, progress, run_report.write(directory, plan, progress)
 
