@@ -38,8 +38,9 @@ def _kept_costs_of_dp_accounting():
       ),
       (dp_accounting.rdp.rdp_privacy_accountant, '_compute_log_a', 2**16),
     ):
-      kept = functools.lru_cache(size)(getattr(module, name))
-      patch.setattr(module, name, kept)
+      if hasattr(module, name):  # Not in all releases.
+        kept = functools.lru_cache(size)(getattr(module, name))
+        patch.setattr(module, name, kept)
     yield
 
 
