@@ -176,6 +176,7 @@ def test_there_is_one_simulation_context_with_one_worker():
   assert _own_workers() == again
 
 
+@pytest.mark.slow
 def test_a_context_is_dropped_although_interrupts_are_ignored():
   # TFF interrupts the worker of a dropped context and waits for its end.
   program = """

@@ -252,8 +252,9 @@ ALL_CASES = {**CASES, **SECURE_CASES}
 # Of engines other than the one in process, only the slow suite runs these:
 # others have the same parts.
 SLOW_CASES = (
-  *('mean_quiet', 'parallel_panel', 'aggregate', 'split_steps'),
+  *('mean_quiet', 'sum_steps', 'parallel_panel', 'aggregate', 'split_steps'),
   *('secure_sequential', 'secure_parallel_steps', 'secure_aggregate'),
+  'secure_split',
 )
 
 

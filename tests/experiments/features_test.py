@@ -192,6 +192,7 @@ def test_another_augmentation_is_computed_anew(
     assert not np.allclose(plain[1], other[1], rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_other_contents_of_an_image_or_weights_are_computed_anew(
   weights, computed, tmp_path
 ):
@@ -272,6 +273,7 @@ def test_the_data_set_has_versions_for_training_and_plain_tests(
   )
 
 
+@pytest.mark.slow
 def test_another_process_waits_for_the_one_that_computes(tmp_path):
   code = (
     'import pathlib, sys\n'

@@ -138,6 +138,7 @@ def test_more_cells_join_those_that_are_there(places, tmp_path):
   assert [row['cell'] for row in tables.read(path)] == ['100', '1000']
 
 
+@pytest.mark.slow
 def test_joint_privacy_stays_within_both_budgets(places, tmp_path):
   cells = tables.cells_of(4, [1000], ['aptos', 'mnist_iid'])
   path = tables.write(4, cells, places, tmp_path, 1, tiny=True)

@@ -252,6 +252,7 @@ def test_tff_does_the_same(case, tmp_path):
     np.testing.assert_allclose(one, other, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_tff_counts_failed_clients_apart_from_those_that_left(tmp_path):
   changes = {'engine': 'tff', 'rounds': 9}
   plan = runs.plan('client', **{**_changes('everybody'), **changes})
