@@ -44,7 +44,8 @@ DEFAULT_ORDERS = (
   *(10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64),
   *(80, 96, 128, 192, 256, 384, 512),
 )
-_ESTIMATOR_SHARE = 0.1
+# The part of δ that is kept for bounds that fail, unless another is given.
+ESTIMATOR_SHARE = 0.1
 # Rounds whose moments are computed together, which is faster.
 _MOST_WAITING = 64
 
@@ -430,7 +431,7 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
         "Only with composition='holder' is the number of bounds known in "
         f'advance. Found {self._composition!r}.'
       )
-    kept = self._estimator_delta or _ESTIMATOR_SHARE * target_delta
+    kept = self._estimator_delta or ESTIMATOR_SHARE * target_delta
     orders = len(self._orders) if self._count_orders else 1
     return events.Reporting(
       self._orders,
@@ -900,7 +901,7 @@ class BayesianAccountant(dp_accounting.PrivacyAccountant):
       bounds = int(claim == 'sample' and self._units is not None)
     if not bounds:
       return 0.0
-    return self._estimator_delta or _ESTIMATOR_SHARE * delta
+    return self._estimator_delta or ESTIMATOR_SHARE * delta
 
 
 def _check_exact(

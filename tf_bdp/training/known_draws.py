@@ -19,8 +19,6 @@ from tf_bdp.mechanisms import measurements as measurements_lib
 from tf_bdp.training import plan as plan_lib
 from tf_bdp.training import progress as progress_lib
 
-_ESTIMATOR_SHARE = 0.1
-
 
 def report(
   unit: str, plan: plan_lib.Plan, progress: progress_lib.Progress
@@ -61,7 +59,7 @@ def report(
     rows = accountant(unit, plan, progress).report(delta)
     # That accountant takes the worst client to be in every round. DP implies
     # the others; a part of δ is kept for the bound of a sample.
-    rest = worst.get_dp_epsilon((1 - _ESTIMATOR_SHARE) * delta)
+    rest = worst.get_dp_epsilon((1 - accountant_lib.ESTIMATOR_SHARE) * delta)
     for row in rows:
       if row.claim.name in names:
         limit = rest if row.claim.name == 'sample' else epsilons['dp']
